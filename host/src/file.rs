@@ -1,0 +1,6 @@
+//! file
+
+/// Placeholder.
+#[derive(Debug, thiserror::Error)]
+#[error("file")]
+pub struct FileError;

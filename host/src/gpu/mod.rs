@@ -1,0 +1,6 @@
+//! The GPU.
+
+/// Placeholder.
+#[derive(Debug, thiserror::Error)]
+#[error("gpu")]
+pub struct GpuError;

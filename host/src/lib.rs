@@ -1,0 +1,20 @@
+//! Backward passes of attention blocks, exact and fast, on NVIDIA GPUs and on the CPU.
+//!
+//! * [`audio`]: variable-length, chunked audio-encoder attention (bf16, `cu_seqlens`).
+//! * [`cross`]: cross-attention QKV projection with GQA repeat (fp32).
+//!
+//! One direction for both: validated inputs -> [`audio::Plan`] / [`cross::Plan`] (pure, printable without a GPU) -> workspace ->
+//! launches -> gradients.
+pub mod audio;
+pub mod compare;
+pub mod cross;
+mod cu_seqlens;
+mod error;
+pub mod file;
+pub mod gemm;
+pub mod gpu;
+pub mod random;
+pub mod suite;
+
+pub use cu_seqlens::{CuSeqlens, window_cu_seqlens};
+pub use error::Error;

@@ -1,0 +1,2 @@
+//! The attn-backward program.
+fn main() {}

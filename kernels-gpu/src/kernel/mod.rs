@@ -1,0 +1,9 @@
+//! The entry points, one kernel or family of kernels a file.
+mod attention_long;
+mod attention_short;
+mod column_sums;
+mod cross_convert;
+mod gemm;
+mod gemm_reduce;
+#[cfg(target_feature = "sm_90a")]
+mod wgmma_gemm;

@@ -1,0 +1,1 @@
+//! wgmma_gemm

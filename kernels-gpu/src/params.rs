@@ -1,0 +1,183 @@
+//! Every struct that crosses the boundary between host and kernels: `repr(C)`, sizes checked where they are defined.
+//!
+//! Pointers are device addresses. A kernel takes exactly one of these by value.
+
+/// Products that one grouped GEMM launch can hold.
+pub const MAX_PRODUCTS: usize = 5;
+/// Segments that the K dimension of a product can be cut into.
+pub const MAX_SEGMENTS: usize = 3;
+
+/// How an operand of a product lies in memory.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Major {
+    /// `k` is contiguous: A is `[m, k]` row-major.
+    K = 0,
+    /// `m` (or `n`) is contiguous: A is `[k, m]` row-major, B is `[k, n]` row-major.
+    Mn = 1,
+}
+
+/// Element type of a product's output.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputType {
+    /// Rounded to nearest even.
+    Bf16 = 0,
+    /// As accumulated.
+    F32 = 1,
+}
+
+/// One product of a grouped GEMM: `C[m, n] = 2^(row_exponents[m] + exponent) * sum over segments s of A_s[m, k] B_s[k, n]`.
+///
+/// A is K-major or MN-major, B is always MN-major (`[k, n]` row-major): dgrad is (K, Mn), wgrad is (Mn, Mn).
+/// 16-bit operands; every row starts on a 16-byte boundary (leading dimensions and the contiguous extents are multiples of 8).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// A of each segment.
+    pub a: [*const u16; MAX_SEGMENTS],
+    /// B of each segment.
+    pub b: [*const u16; MAX_SEGMENTS],
+    /// C, bf16 or f32, row pitch `ldc` elements; every element of `[m, n]` is written.
+    pub c: *mut u8,
+    /// Null, or `[m]`: exponents of the power of two that each row of C is multiplied by.
+    pub row_exponents: *const i32,
+    /// Null, or one exponent for all of C, added to the row's.
+    pub exponent: *const i32,
+    /// `splits > 1`: fp32 `[splits, m, n]`, the unscaled sums of each K range; C is then written by `gemm_reduce`.
+    pub partials: *mut f32,
+    /// Rows of C.
+    pub m: u32,
+    /// Columns of C, a multiple of 8.
+    pub n: u32,
+    /// Depth of one segment.
+    pub k: u32,
+    /// Row pitch of A in elements.
+    pub lda: u32,
+    /// Row pitch of B in elements.
+    pub ldb: u32,
+    /// Row pitch of C in elements.
+    pub ldc: u32,
+    /// Layout of A (`Major as u32`).
+    pub a_major: u32,
+    /// `OutputType as u32`.
+    pub c_type: u32,
+    /// Segments in use, 1..=MAX_SEGMENTS.
+    pub num_segments: u32,
+    /// Ranges that the k-blocks of all segments, one after the other, are cut into; 1: C is written directly.
+    pub splits: u32,
+    /// First block of the launch that works on this product; its blocks are `splits * tiles_m * tiles_n`, and tiles of one
+    /// split follow each other.
+    pub first_block: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Product>() == 128);
+
+/// Parameters of the portable `gemm_*` kernels and of `gemm_reduce`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GemmParams {
+    /// The products, in the order of their blocks.
+    pub products: [Product; MAX_PRODUCTS],
+    /// How many of them are in use.
+    pub num_products: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<GemmParams>() == 648);
+
+/// Work of one block of the attention kernels: a chunk (short kernel), one 64-row tile of a chunk (long kernels), or padding rows.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTile {
+    /// First row of the chunk.
+    pub start: u32,
+    /// Rows of the chunk; 0: rows `start .. start + first` are padding and get zeros.
+    pub len: u32,
+    /// First row of the tile, relative to `start`; for padding, the number of rows (at most 64).
+    pub first: u32,
+    /// Row of `bias_partials` that takes this block's column sums (padding writes none).
+    pub bias_row: u32,
+}
+const _: () = assert!(size_of::<AttentionTile>() == 16);
+
+/// Parameters of the `attention_*` kernels (operation A, per chunk and head).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionParams {
+    /// bf16 `[num_heads, total_seq_len, 64]`.
+    pub query_states: *const u8,
+    /// bf16 `[num_heads, total_seq_len, 64]`.
+    pub key_states: *const u8,
+    /// bf16 `[num_heads, total_seq_len, 64]`.
+    pub value_states: *const u8,
+    /// fp32 `[total_seq_len, num_heads * 64]`: grad_output @ out_weight.
+    pub d_attn: *const u8,
+    /// `[gridDim.y]`.
+    pub tiles: *const AttentionTile,
+    /// Out: bf16 `[total_seq_len, num_heads * 64]`, the attention output.
+    pub o: *mut u8,
+    /// Out: bf16 `[total_seq_len, 3 * num_heads * 64]`: dQ | dK | dV.
+    pub dqkv: *mut u8,
+    /// Out: fp32 `[rows, 3 * num_heads * 64]`: column sums of the unrounded dQ | dK | dV over a block's rows.
+    pub bias_partials: *mut f32,
+    /// fp32 `[num_heads, total_seq_len, 4]`, long chunks only: written by `attention_long_q`, read by `attention_long_k`.
+    pub stats: *mut f32,
+    /// Rows of all tensors, padding included.
+    pub total_seq_len: u32,
+    /// Heads.
+    pub num_heads: u32,
+    /// Factor of the logits, usually 1 / sqrt(64); finite and > 0.
+    pub scale: f32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<AttentionParams>() == 88);
+
+/// Parameters of `column_sums_bf16`: `partials[r, c] = sum of x[r * rows_per_block .., c]` over `rows_per_block` rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnSumsParams {
+    /// bf16 `[rows, columns]`.
+    pub x: *const u16,
+    /// fp32 `[ceil(rows / rows_per_block), columns]`.
+    pub partials: *mut f32,
+    /// Rows of `x`.
+    pub rows: u32,
+    /// Columns of `x`, a multiple of 8.
+    pub columns: u32,
+    /// Rows that one block sums.
+    pub rows_per_block: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<ColumnSumsParams>() == 32);
+
+/// One output of `sum_partials`: `out[c] = bf16(sum over r of partials[r, c])`, rows in order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PartialSum {
+    /// fp32 `[rows, pitch]`; columns `0..columns` of it are summed.
+    pub partials: *const f32,
+    /// bf16 `[columns]`.
+    pub out: *mut u16,
+    /// Rows to sum; 0 gives zeros.
+    pub rows: u32,
+    /// Row pitch of `partials` in elements.
+    pub pitch: u32,
+    /// Columns.
+    pub columns: u32,
+    /// First block (of 32 columns each) that works on this sum.
+    pub first_block: u32,
+}
+const _: () = assert!(size_of::<PartialSum>() == 32);
+
+/// Parameters of `sum_partials`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SumPartialsParams {
+    /// grad_q_bias, grad_k_bias, grad_v_bias, grad_out_bias.
+    pub sums: [PartialSum; 4],
+}
+const _: () = assert!(size_of::<SumPartialsParams>() == 128);

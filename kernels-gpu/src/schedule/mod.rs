@@ -1,0 +1,3 @@
+//! Which tile next: block index -> work, pure and tested on the CPU.
+pub mod grouped;
+pub mod item;
