@@ -1,1 +1,49 @@
-//! sync
+//! Barriers and reductions within a block or warp, and between dependent launches.
+use core::arch::asm;
+
+/// `bar.warp.sync` over all 32 lanes; orders their shared-memory accesses.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+pub unsafe fn warp_sync() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("bar.warp.sync 0xffffffff;", options(nostack)) }
+}
+
+/// `shfl.sync.bfly.b32` over the whole warp: the value of lane `lane ^ M`.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+pub unsafe fn shfl_xor<const M: u32>(v: f32) -> f32 {
+    let r: f32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("shfl.sync.bfly.b32 {r}, {v}, {m}, 31, 0xffffffff;", r = out(reg32) r, v = in(reg32) v, m = const M, options(nomem, nostack))
+    };
+    r
+}
+
+/// `redux.sync.max.u32` over the whole warp.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+pub unsafe fn redux_max(v: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("redux.sync.max.u32 {r}, {v}, 0xffffffff;", r = out(reg32) r, v = in(reg32) v, options(nomem, nostack))
+    };
+    r
+}
+
+/// `%tid.x`, read anew: a value derived from it need not stay in a register since the last time.
+#[inline(always)]
+pub fn tid_again() -> u32 {
+    let r: u32;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {r}, %tid.x;", r = out(reg32) r, options(nostack)) };
+    r
+}
