@@ -9,12 +9,18 @@ pub mod audio;
 pub mod compare;
 pub mod cross;
 mod cu_seqlens;
+mod device;
 mod error;
 pub mod file;
 pub mod gemm;
 pub mod gpu;
 pub mod random;
 pub mod suite;
+mod target;
+mod workspace;
 
 pub use cu_seqlens::{CuSeqlens, window_cu_seqlens};
+pub use device::{Device, DeviceName};
 pub use error::Error;
+pub use target::Target;
+pub use workspace::{Region, WorkspaceLayout};
