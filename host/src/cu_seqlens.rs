@@ -100,7 +100,9 @@ mod tests {
 
     #[test]
     fn windows_end_at_the_last_row_without_an_empty_tail() {
-        for (total, expected) in [(103, vec![0, 103]), (104, vec![0, 104]), (105, vec![0, 104, 105]), (208, vec![0, 104, 208])] {
+        for (total, expected) in
+            [(103, vec![0, 103]), (104, vec![0, 104]), (105, vec![0, 104, 105]), (208, vec![0, 104, 208])]
+        {
             assert_eq!(window_cu_seqlens(104, total).unwrap().offsets(), expected);
         }
         assert_eq!(window_cu_seqlens(104, 0).unwrap().num_chunks(), 0);

@@ -13,6 +13,7 @@ mod error;
 pub mod file;
 pub mod gemm;
 pub mod gpu;
+mod linalg;
 pub mod random;
 pub mod suite;
 

@@ -81,7 +81,9 @@ impl Shape {
             }
         }
         let most = i32::MAX as usize;
-        for (name, rows) in [("batch_size * seq_len_dec", self.rows_dec()), ("batch_size * seq_len_enc", self.rows_enc())] {
+        for (name, rows) in
+            [("batch_size * seq_len_dec", self.rows_dec()), ("batch_size * seq_len_enc", self.rows_enc())]
+        {
             if rows > most {
                 return unsupported(name, rows, format!("at most {most}"));
             }
