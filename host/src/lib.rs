@@ -14,6 +14,7 @@ mod error;
 pub mod file;
 pub mod gemm;
 pub mod gpu;
+mod linalg;
 pub mod random;
 pub mod suite;
 mod target;
