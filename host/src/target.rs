@@ -20,7 +20,7 @@ impl Target {
 
     /// The target that `gpu` running `module` is.
     pub fn of(gpu: &Gpu, module: ModuleKind) -> Target {
-        Target { module, num_sms: gpu.num_sms() }
+        Target { module, num_sms: gpu.properties().num_sms as usize }
     }
 }
 

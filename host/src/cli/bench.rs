@@ -167,13 +167,11 @@ fn require<T: num_traits::AsPrimitive<f64> + Sync>(
 ) -> Result<(), Error> {
     for comparison in compare_all(found, reference, tolerance)? {
         if !comparison.passes(tolerance.required_match_ratio) {
-            return Err(Error::Unsupported {
-                argument: "case",
-                value: case.into(),
-                supported: format!(
-                    "its {} is wrong (matched {:.4}), and wrong results are not timed",
-                    comparison.name, comparison.matched_ratio
-                ),
+            return Err(Error::WrongResult {
+                case: case.into(),
+                gradient: comparison.name,
+                matched_ratio: comparison.matched_ratio,
+                needed: tolerance.required_match_ratio,
             });
         }
     }

@@ -115,6 +115,14 @@ impl Gpu {
         Ok(slot.insert(module).clone())
     }
 
+    /// Compiles and loads a module unless it is loaded already, as the first kernel looked up in it would.
+    ///
+    /// # Errors
+    /// [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`], [`GpuError::PtxRejected`] or [`GpuError::Driver`].
+    pub fn load(&self, kind: ModuleKind) -> Result<(), GpuError> {
+        self.module(kind).map(|_| ())
+    }
+
     /// Waits for all work on this GPU's primary context, this library's and others'.
     ///
     /// # Errors
