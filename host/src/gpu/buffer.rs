@@ -124,7 +124,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Safety
     /// `values` is neither freed nor changed until the copy has ended.
     pub unsafe fn copy_from_slice_async(&mut self, stream: &Stream, values: &[T]) -> Result<(), GpuError> {
-        self.check_len(values.len(), self.len)?;
+        check_len(values.len(), self.len)?;
         if self.size_bytes() == 0 {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Safety
     /// `values` is neither freed nor looked at until the copy has ended.
     pub unsafe fn copy_to_slice_async(&self, stream: &Stream, values: &mut [T]) -> Result<(), GpuError> {
-        self.check_len(self.len, values.len())?;
+        check_len(self.len, values.len())?;
         // SAFETY: `values` has room for `len` values, and the caller keeps it alive.
         unsafe { self.copy_to_host(stream, values.as_mut_ptr()) }
     }
@@ -166,7 +166,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Errors
     /// [`GpuError::CopyLength`] unless `source` is as long as the buffer; [`GpuError::Driver`].
     pub fn copy_from_buffer(&mut self, stream: &Stream, source: &Buffer<T>) -> Result<(), GpuError> {
-        self.check_len(source.len, self.len)?;
+        check_len(source.len, self.len)?;
         if self.size_bytes() == 0 {
             return Ok(());
         }
@@ -199,7 +199,7 @@ impl<T: DeviceValue> Buffer<T> {
     pub fn fill_words(&mut self, stream: &Stream, range: Range<usize>, word: u32) -> Result<(), GpuError> {
         const { assert!(size_of::<T>().is_multiple_of(size_of::<u32>())) };
         if range.end > self.len {
-            return self.check_len(range.end, self.len);
+            return check_len(range.end, self.len);
         }
         let words = range.len() * size_of::<T>() / size_of::<u32>();
         if words == 0 {
@@ -209,10 +209,6 @@ impl<T: DeviceValue> Buffer<T> {
         let address = self.address() + (range.start * size_of::<T>()) as u64;
         // SAFETY: the range lies in the buffer, any bits are values, and freeing the buffer waits.
         check("cuMemsetD32Async", unsafe { driver::cuMemsetD32Async(address, word, words, stream.as_raw()) })
-    }
-
-    fn check_len(&self, source_len: usize, destination_len: usize) -> Result<(), GpuError> {
-        if source_len == destination_len { Ok(()) } else { Err(GpuError::CopyLength { source_len, destination_len }) }
     }
 }
 
@@ -252,6 +248,10 @@ impl<T: DeviceValue> Drop for Buffer<T> {
             drop(memory);
         }
     }
+}
+
+fn check_len(source_len: usize, destination_len: usize) -> Result<(), GpuError> {
+    if source_len == destination_len { Ok(()) } else { Err(GpuError::CopyLength { source_len, destination_len }) }
 }
 
 fn allocate(gpu: &Gpu, what: &str, bytes: usize) -> Result<DeviceBuffer<u8>, GpuError> {

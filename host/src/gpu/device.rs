@@ -100,10 +100,15 @@ impl Gpu {
         module::best_for(self.properties(), |kind| kind.description().ptx.is_some())
     }
 
-    /// The module `kind`, compiled by the driver at the first call for it.
+    /// Loads the module `kind` now rather than with its first kernel.
     ///
     /// # Errors
-    /// As [`Gpu::kernel`], but for kernels.
+    /// [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`], [`GpuError::PtxRejected`], [`GpuError::Driver`].
+    pub fn load_module(&self, kind: ModuleKind) -> Result<(), GpuError> {
+        self.module(kind).map(|_| ())
+    }
+
+    /// The module `kind`, compiled by the driver at the first call for it.
     pub(super) fn module(&self, kind: ModuleKind) -> Result<Arc<LoadedModule>, GpuError> {
         // A panic of another thread leaves the slot as it was: empty or loaded.
         let mut slot = self.0.modules[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,9 +191,10 @@ pub fn driver_version() -> Result<(u32, u32), GpuError> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// The driver functions that this library knows and the loaded driver does not have, by name; none before a driver is loaded.
+/// The functions that this library may call and the loaded driver is too old to have; empty before a driver is loaded.
 pub fn missing_driver_functions() -> Vec<&'static str> {
-    cuda_driver_shim::missing_functions().filter_map(|name| name.to_str().ok()).collect()
+    let missing = cuda_driver_shim::missing_functions().filter_map(|name| name.to_str().ok());
+    missing.filter(|name| driver::NEWER_THAN_CUDA_11_0.contains(name)).collect()
 }
 
 /// The newest PTX version that a driver of the given CUDA version compiles, from NVIDIA's list; for versions past its end, the last of it.
