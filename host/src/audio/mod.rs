@@ -11,10 +11,19 @@
 use half::bf16;
 use ndarray::{Array1, Array2, Array4, ArrayViewD};
 
-use crate::{CuSeqlens, Error};
+use crate::gpu::Stream;
+use crate::{CuSeqlens, Device, Error, Target, Workspace};
 
 pub mod cpu;
+mod device;
+mod launch;
+mod plan;
 pub mod reference;
+mod tiles;
+
+pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
+pub use launch::Backward;
+pub use plan::Plan;
 
 /// The one head_dim that operation A supports.
 pub const HEAD_DIM: usize = 64;
@@ -155,6 +164,23 @@ impl<T> Gradients<T> {
             ("grad_out_bias", self.grad_out_bias.view().into_dyn()),
         ]
     }
+}
+
+/// All gradients of operation A, on any device, from host memory to host memory.
+///
+/// # Errors
+/// As [`Inputs::shape`]; [`Error::Gpu`].
+pub fn backward(device: &Device, inputs: &Inputs) -> Result<Gradients, Error> {
+    let Device::Gpu { gpu, module } = device else { return cpu::backward(inputs) };
+    let shape = inputs.shape()?;
+    let plan = Plan::new(&shape, &inputs.cu_seqlens, &Target::of(gpu, *module))?;
+    let operation = Backward::new(gpu, plan)?;
+    let stream = Stream::new(gpu)?;
+    let buffers = InputBuffers::upload(gpu, inputs)?;
+    let mut gradients = GradientBuffers::allocate(gpu, &stream, &shape)?;
+    let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
+    operation.run(&stream, &buffers.views()?, &mut gradients.views()?, &mut workspace)?;
+    gradients.download(&stream)
 }
 
 /// Floating-point operations of the backward pass: `16 T D^2` for the projections and `14 L^2 D` for a chunk of `L` rows.
