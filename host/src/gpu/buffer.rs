@@ -1,7 +1,6 @@
 //! Device memory that this library owns.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use cust::error::CudaError;
 use cust::memory::{DeviceBuffer, mem_get_info};
@@ -124,7 +123,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Safety
     /// `values` is neither freed nor changed until the copy has ended.
     pub unsafe fn copy_from_slice_async(&mut self, stream: &Stream, values: &[T]) -> Result<(), GpuError> {
-        check_len(values.len(), self.len)?;
+        self.check_len(values.len(), self.len)?;
         if self.size_bytes() == 0 {
             return Ok(());
         }
@@ -144,7 +143,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Safety
     /// `values` is neither freed nor looked at until the copy has ended.
     pub unsafe fn copy_to_slice_async(&self, stream: &Stream, values: &mut [T]) -> Result<(), GpuError> {
-        check_len(self.len, values.len())?;
+        self.check_len(self.len, values.len())?;
         // SAFETY: `values` has room for `len` values, and the caller keeps it alive.
         unsafe { self.copy_to_host(stream, values.as_mut_ptr()) }
     }
@@ -166,7 +165,7 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Errors
     /// [`GpuError::CopyLength`] unless `source` is as long as the buffer; [`GpuError::Driver`].
     pub fn copy_from_buffer(&mut self, stream: &Stream, source: &Buffer<T>) -> Result<(), GpuError> {
-        check_len(source.len, self.len)?;
+        self.check_len(source.len, self.len)?;
         if self.size_bytes() == 0 {
             return Ok(());
         }
@@ -182,33 +181,12 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Errors
     /// [`GpuError::Driver`].
     pub fn fill_bytes(&mut self, stream: &Stream, value: u8) -> Result<(), GpuError> {
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        let _current = self.gpu.make_current()?;
         // SAFETY: the buffer holds `size_bytes`, any bits are values, and freeing it waits.
-        check("cuMemsetD8Async", unsafe {
-            driver::cuMemsetD8Async(self.address(), value, self.size_bytes(), stream.as_raw())
-        })
+        unsafe { stream.fill(self.address(), value, self.size_bytes()) }
     }
 
-    /// Enqueues setting every 32-bit word in `range` of the values to `word`. `T` has a multiple of 4 bytes.
-    ///
-    /// # Errors
-    /// [`GpuError::CopyLength`] if `range` ends past the last value; [`GpuError::Driver`].
-    pub fn fill_words(&mut self, stream: &Stream, range: Range<usize>, word: u32) -> Result<(), GpuError> {
-        const { assert!(size_of::<T>().is_multiple_of(size_of::<u32>())) };
-        if range.end > self.len {
-            return check_len(range.end, self.len);
-        }
-        let words = range.len() * size_of::<T>() / size_of::<u32>();
-        if words == 0 {
-            return Ok(());
-        }
-        let _current = self.gpu.make_current()?;
-        let address = self.address() + (range.start * size_of::<T>()) as u64;
-        // SAFETY: the range lies in the buffer, any bits are values, and freeing the buffer waits.
-        check("cuMemsetD32Async", unsafe { driver::cuMemsetD32Async(address, word, words, stream.as_raw()) })
+    fn check_len(&self, source_len: usize, destination_len: usize) -> Result<(), GpuError> {
+        if source_len == destination_len { Ok(()) } else { Err(GpuError::CopyLength { source_len, destination_len }) }
     }
 }
 
@@ -248,10 +226,6 @@ impl<T: DeviceValue> Drop for Buffer<T> {
             drop(memory);
         }
     }
-}
-
-fn check_len(source_len: usize, destination_len: usize) -> Result<(), GpuError> {
-    if source_len == destination_len { Ok(()) } else { Err(GpuError::CopyLength { source_len, destination_len }) }
 }
 
 fn allocate(gpu: &Gpu, what: &str, bytes: usize) -> Result<DeviceBuffer<u8>, GpuError> {

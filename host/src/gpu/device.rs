@@ -100,15 +100,10 @@ impl Gpu {
         module::best_for(self.properties(), |kind| kind.description().ptx.is_some())
     }
 
-    /// Loads the module `kind` now rather than with its first kernel.
+    /// The module `kind`, compiled by the driver at the first call for it.
     ///
     /// # Errors
-    /// [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`], [`GpuError::PtxRejected`], [`GpuError::Driver`].
-    pub fn load_module(&self, kind: ModuleKind) -> Result<(), GpuError> {
-        self.module(kind).map(|_| ())
-    }
-
-    /// The module `kind`, compiled by the driver at the first call for it.
+    /// As [`Gpu::kernel`], but for kernels.
     pub(super) fn module(&self, kind: ModuleKind) -> Result<Arc<LoadedModule>, GpuError> {
         // A panic of another thread leaves the slot as it was: empty or loaded.
         let mut slot = self.0.modules[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,6 +113,14 @@ impl Gpu {
         let _current = self.make_current()?;
         let module = Arc::new(LoadedModule::load(kind, self.properties())?);
         Ok(slot.insert(module).clone())
+    }
+
+    /// Compiles and loads a module unless it is loaded already, as the first kernel looked up in it would.
+    ///
+    /// # Errors
+    /// [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`], [`GpuError::PtxRejected`] or [`GpuError::Driver`].
+    pub fn load(&self, kind: ModuleKind) -> Result<(), GpuError> {
+        self.module(kind).map(|_| ())
     }
 
     /// Waits for all work on this GPU's primary context, this library's and others'.

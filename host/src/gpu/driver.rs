@@ -129,7 +129,6 @@ unsafe extern "C" {
     pub(super) fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Status;
     pub(super) fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Status;
     pub(super) fn cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> Status;
-    pub(super) fn cuMemsetD32Async(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> Status;
     pub(super) fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> Status;
 
     pub(super) fn cuTensorMapEncodeTiled(

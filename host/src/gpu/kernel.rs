@@ -88,7 +88,7 @@ impl Gpu {
     /// driver caches the result on disk.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`]; [`GpuError::KernelMissing`].
+    /// As [`Gpu::load`]; [`GpuError::KernelMissing`].
     pub fn kernel(&self, kind: ModuleKind, name: &str) -> Result<Kernel, GpuError> {
         let module = self.module(kind)?;
         let description = module.description;
