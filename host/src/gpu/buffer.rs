@@ -1,7 +1,6 @@
 //! Device memory that this library owns.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use cust::error::CudaError;
 use cust::memory::{DeviceBuffer, mem_get_info};

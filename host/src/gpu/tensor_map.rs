@@ -1,5 +1,6 @@
 //! Tensor maps: how the copy engine of compute capability 9.0 (TMA) finds its tiles.
 
+use std::fmt;
 use std::mem::MaybeUninit;
 
 use super::driver::{self, Status};
@@ -38,21 +39,21 @@ pub struct TiledTensor<const RANK: usize> {
     pub box_dims: [u32; RANK],
 }
 
-impl TensorMap {
-    /// The map of `tensor`: boxes arrive in shared memory with the 128-byte swizzle, elements outside the tensor as zeros; L2 fetches
-    /// 256 bytes at a time. `name` names the tensor in errors; `gpu` proves that the driver runs.
+impl<const RANK: usize> TiledTensor<RANK> {
+    /// The tensor's map: boxes arrive in shared memory with the 128-byte swizzle, elements outside the tensor as zeros; L2 fetches 256
+    /// bytes at a time. `name` names the tensor in errors; `_gpu` proves that the driver runs.
     ///
     /// # Errors
     /// [`GpuError::TensorMap`].
-    pub fn encode<const RANK: usize>(_gpu: &Gpu, name: &str, tensor: &TiledTensor<RANK>) -> Result<Self, GpuError> {
+    pub fn encode(&self, _gpu: &Gpu, name: &str) -> Result<TensorMap, GpuError> {
         const { assert!(1 <= RANK && RANK <= 3) };
         const INTERLEAVE_NONE: u32 = 0;
         const SWIZZLE_128B: u32 = 3;
         const L2_PROMOTION_256B: u32 = 3;
         const FILL_ZEROS: u32 = 0;
 
-        let refused = |code: Status| GpuError::TensorMap { tensor: name.into(), layout: format!("{tensor:?}"), code };
-        if !tensor.contiguous_along_dimension_0() {
+        let refused = |code: Status| GpuError::TensorMap { tensor: name.into(), layout: self.to_string(), code };
+        if !self.contiguous_along_dimension_0() {
             return Err(refused(driver::ERROR_INVALID_VALUE));
         }
         let mut map = MaybeUninit::uninit();
@@ -61,12 +62,12 @@ impl TensorMap {
         let status = unsafe {
             driver::cuTensorMapEncodeTiled(
                 map.as_mut_ptr(),
-                tensor.dtype as u32,
+                self.dtype as u32,
                 RANK as u32,
-                tensor.address,
-                tensor.dims.as_ptr(),
-                tensor.strides_bytes[1..].as_ptr(),
-                tensor.box_dims.as_ptr(),
+                self.address,
+                self.dims.as_ptr(),
+                self.strides_bytes[1..].as_ptr(),
+                self.box_dims.as_ptr(),
                 [1u32; RANK].as_ptr(),
                 INTERLEAVE_NONE,
                 SWIZZLE_128B,
@@ -80,9 +81,7 @@ impl TensorMap {
             code => Err(refused(code)),
         }
     }
-}
 
-impl<const RANK: usize> TiledTensor<RANK> {
     /// The driver takes it for granted and is not told the stride of dimension 0.
     fn contiguous_along_dimension_0(&self) -> bool {
         let element_bytes = match self.dtype {
@@ -90,6 +89,13 @@ impl<const RANK: usize> TiledTensor<RANK> {
             TensorMapDtype::F32 => 4,
         };
         self.strides_bytes[0] == element_bytes
+    }
+}
+
+impl<const RANK: usize> fmt::Display for TiledTensor<RANK> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TiledTensor { address, dtype, dims, strides_bytes, box_dims } = self;
+        write!(f, "{dtype:?} {dims:?} at {address:#x}, strides {strides_bytes:?} bytes, boxes {box_dims:?}")
     }
 }
 
