@@ -1,4 +1,5 @@
 //! The GPU.
+pub mod ptx;
 
 /// Placeholder.
 #[derive(Debug, thiserror::Error)]

@@ -74,6 +74,16 @@ impl CudaBuilder {
             .collect())
     }
 
+    /// The folder that holds finished modules. It changes when a build makes new PTX: what a host that had to do without PTX watches.
+    ///
+    /// # Errors
+    /// [`BuildError::NoCrate`], [`BuildError::Io`].
+    pub fn ptx_dir(&self) -> Result<PathBuf, BuildError> {
+        let folder = self.build_dir(&self.crate_path()?).join("ptx");
+        fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
+        Ok(folder)
+    }
+
     /// Builds the module, or takes it from the cache.
     ///
     /// # Errors
@@ -83,11 +93,7 @@ impl CudaBuilder {
         let toolchain = Toolchain::find(&path).map_err(|rejected| BuildError::NoToolchain { rejected })?;
         let files = sources::files(&path).map_err(io_error("read the sources of", &path))?;
         let hash = sources::hash(&files, &toolchain.version).map_err(io_error("read the sources of", &path))?;
-        let target_dir = match &self.target_dir {
-            Some(path) => path.clone(),
-            None => workspace_root(&path).join("target/cuda-builder"),
-        };
-        fs::create_dir_all(&target_dir).map_err(io_error("create", &target_dir))?;
+        let (ptx_dir, target_dir) = (self.ptx_dir()?, self.build_dir(&path));
 
         // Build scripts of several packages, and several cargos, may be here at once.
         let lock_path = target_dir.join("lock");
@@ -95,7 +101,7 @@ impl CudaBuilder {
         lock.lock().map_err(io_error("lock", &lock_path))?;
 
         let crate_name = path.file_name().unwrap_or_default().to_string_lossy();
-        let output = target_dir.join(format!("{crate_name}-{}.ptx", self.arch));
+        let output = ptx_dir.join(format!("{crate_name}-{}.ptx", self.arch));
         let header = format!(
             "// Made by cuda_builder from {crate_name}; do not edit.\n// arch: {}\n// source_hash: {hash}\n// toolchain: {}\n",
             self.arch, toolchain.version
@@ -117,6 +123,14 @@ impl CudaBuilder {
             write_atomically(copy, &module.ptx)?;
         }
         Ok(module)
+    }
+
+    /// The folder that holds the inner cargo's output, the lock and the finished modules.
+    fn build_dir(&self, crate_path: &Path) -> PathBuf {
+        match &self.target_dir {
+            Some(path) => path.clone(),
+            None => workspace_root(crate_path).join("target/cuda-builder"),
+        }
     }
 
     /// The crate's folder, absolute.
