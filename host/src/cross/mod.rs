@@ -13,6 +13,7 @@ use crate::Error;
 
 pub mod cpu;
 pub mod reference;
+pub mod scales;
 
 /// Sizes of operation B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
