@@ -17,6 +17,7 @@ mod device;
 mod launch;
 mod plan;
 pub mod reference;
+pub mod scales;
 
 pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
 pub use launch::Backward;
