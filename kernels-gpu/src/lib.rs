@@ -6,7 +6,7 @@
 //! Two PTX modules come from this crate: **portable** (`sm_80`: mma.sync, ldmatrix, cp.async) and **Hopper** (`sm_90a`: all of the
 //! portable entries, recompiled, and the `wgmma_*` kernels). What belongs to Hopper alone is behind `cfg(target_feature = "sm_90a")`.
 //!
-//! * [`params`]: the structs that cross the boundary
+//! * [`params`], [`params_wgmma`]: the structs that cross the boundary
 //! * [`config`]: per-kernel constants, read by device code and by the host's plans
 //! * `ptx`: one inline function, one instruction
 //! * [`tile`]: shared-memory layouts, fragments, descriptors
@@ -19,6 +19,7 @@
 pub mod config;
 pub mod params;
 pub mod scale;
+pub mod params_wgmma;
 pub mod schedule;
 pub mod tile;
 

@@ -1,4 +1,5 @@
 //! Shared-memory layouts, fragments and descriptors. Layout maps are `const fn`, proven on the CPU by this crate's tests.
+pub mod descriptor;
 #[cfg(target_arch = "nvptx64")]
 pub(crate) mod fragment;
 pub mod gemm_tile;
@@ -7,3 +8,4 @@ pub mod layout;
 pub mod power_of_two;
 #[cfg(target_feature = "sm_90a")]
 pub(crate) mod ring;
+pub mod scale;
