@@ -53,8 +53,8 @@ impl Plan {
         let tokens = cu_seqlens.padding().start;
         let d_model = shape.d_model();
         let tiles = AttentionTiles::new(cu_seqlens);
-        let d_attn_gemm = GemmPlan::new(target, Operands::Bf16, &[d_attn_product(tokens, d_model)]);
-        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model));
+        let d_attn_gemm = GemmPlan::new(target, Operands::Bf16, &[d_attn_product(tokens, d_model)])?;
+        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
 
         let mut layout = WorkspaceLayout::default();
         let matrix = (tokens * d_model) as u64;

@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
             println!("{json}");
         } else {
             std::fs::write(path, json).map_err(|source| {
-                Error::from(attn_backward::file::FileError::Io { path: path.clone(), source })
+                Error::from(attn_backward::file::FileError::Io { path: path.clone(), action: "write", source })
             })?;
         }
     }

@@ -48,7 +48,7 @@ impl Plan {
             Precision::Fast => (Operands::F16, 1),
             Precision::High => (Operands::F16Promoted, 3),
         };
-        let gemm = GemmPlan::new(target, operands, &products(shape, segments));
+        let gemm = GemmPlan::new(target, operands, &products(shape, segments))?;
 
         let mut layout = WorkspaceLayout::default();
         let mut parts = |names: [&'static str; 2], rows: usize, columns: usize| {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use attn_backward_kernels::params::{MAX_SEGMENTS, Major, OutputType};
 
-use crate::Target;
+use crate::{Error, Target};
 use crate::gpu::ModuleKind;
 
 mod grouped;
@@ -16,15 +16,6 @@ pub mod portable;
 pub(crate) use grouped::{GroupedGemm, PreparedGemm};
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
-//! Grouped GEMM plans.
-
-use attn_backward_kernels::params::{Major, OutputType};
-
-pub mod hopper;
-
-/// Sizes and layouts of one product of a grouped GEMM, `C[m, n] = sum over segments s of A_s[m, k] B_s[k, n]`.
-///
-/// B is always MN-major (`[k, n]` row-major). dgrad has a K-major A, wgrad an MN-major one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductShape {
     /// Rows of C.
@@ -34,11 +25,6 @@ pub struct ProductShape {
     /// Depth of a segment.
     pub k: usize,
     /// Segments, 1 to 3.
-    /// Columns of C.
-    pub n: usize,
-    /// Depth of one segment.
-    pub k: usize,
-    /// Segments that K is made of.
     pub num_segments: usize,
     /// Layout of A.
     pub a_major: Major,
@@ -67,11 +53,11 @@ pub struct ProductTensors {
     /// 0, or one exponent for all of C (i32), added to the row's.
     pub exponent: u64,
     /// Row pitch of A.
-    pub lda: usize,
+    pub lda: u32,
     /// Row pitch of B.
-    pub ldb: usize,
+    pub ldb: u32,
     /// Row pitch of C.
-    pub ldc: usize,
+    pub ldc: u32,
 }
 
 /// Arithmetic of a grouped GEMM.
@@ -101,24 +87,28 @@ enum Schedule {
 
 impl GemmPlan {
     /// Plans `products` for `target`: the wgmma kernels where the module has them for these products, else the mma.sync ones.
-    pub fn new(target: &Target, operands: Operands, products: &[ProductShape]) -> GemmPlan {
-        let wgmma = target.module == ModuleKind::Hopper
-            && operands != Operands::F16Promoted
-            && products.iter().all(hopper::supports);
-        let schedule = if wgmma {
-            Schedule::Hopper(hopper::HopperPlan::new(products, target.num_sms))
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for extents that the kernels do not take.
+    pub fn new(target: &Target, operands: Operands, products: &[ProductShape]) -> Result<GemmPlan, Error> {
+        let promoted = operands == Operands::F16Promoted;
+        let wgmma = if target.module == ModuleKind::Hopper && !promoted {
+            hopper::HopperPlan::new(products, target.num_sms)
         } else {
-            let promoted = operands == Operands::F16Promoted;
-            Schedule::Portable(portable::PortablePlan::new(products, target.num_sms, promoted))
+            None
         };
-        GemmPlan { operands, products: products.into(), schedule }
+        let schedule = match wgmma {
+            Some(plan) => Schedule::Hopper(plan),
+            None => Schedule::Portable(portable::PortablePlan::new(products, target.num_sms as u32, promoted)?),
+        };
+        Ok(GemmPlan { operands, products: products.into(), schedule })
     }
 
     /// Scratch memory that a run needs, in bytes: partial sums of split K ranges.
     pub fn workspace_bytes(&self) -> u64 {
         match &self.schedule {
-            Schedule::Portable(plan) => plan.workspace_bytes(),
-            Schedule::Hopper(plan) => plan.workspace_bytes(),
+            Schedule::Portable(plan) => plan.workspace_bytes() as u64,
+            Schedule::Hopper(plan) => hopper_counter_bytes(plan) + 4 * plan.workspace_floats() as u64,
         }
     }
 
@@ -135,4 +125,9 @@ impl fmt::Display for GemmPlan {
             Schedule::Hopper(plan) => plan.fmt(f),
         }
     }
+}
+
+/// Bytes at the start of a Hopper plan's workspace that its counters take; what follows is aligned for TMA.
+fn hopper_counter_bytes(plan: &hopper::HopperPlan) -> u64 {
+    (4 * plan.num_counters() as u64).next_multiple_of(256)
 }

@@ -8,7 +8,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use cust::error::{CudaError, CudaResult};
 use cust::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream};
 
-use super::{GpuError, TensorMap};
+use super::GpuError;
+use super::tensor_map::AlignedMap;
 
 /// `CUresult`.
 pub(super) type Status = c_uint;
@@ -132,7 +133,7 @@ unsafe extern "C" {
     pub(super) fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> Status;
 
     pub(super) fn cuTensorMapEncodeTiled(
-        map: *mut TensorMap,
+        map: *mut AlignedMap,
         dtype: c_uint,
         rank: c_uint,
         address: CUdeviceptr,

@@ -135,11 +135,7 @@ impl Block<'_> {
     #[inline(always)]
     fn d_attn_rows(&self, first: u32) -> InputRows {
         let offset = (self.row(first) * self.d_model() as usize + (self.head * HEAD_DIM) as usize) * 4;
-        InputRows {
-            first: self.params.d_attn.wrapping_add(offset),
-            pitch: 4 * self.d_model(),
-            rows: self.rows(first),
-        }
+        InputRows { first: self.params.d_attn.wrapping_add(offset), pitch: 4 * self.d_model(), rows: self.rows(first) }
     }
 
     /// This lane's slot for step 0 of raw buffer `index` of 8192 bytes; step i lies 512 i further.

@@ -26,8 +26,8 @@ use super::attention_math::{
     tile_exponent,
 };
 use crate::config::attention::{
-    HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm, short_rows,
-    short_shared_bytes, short_threads,
+    HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm,
+    short_rows, short_shared_bytes, short_threads,
 };
 use crate::params::{AttentionParams, AttentionTile};
 use crate::ptx::convert::{f16x2_to_f32, rcp};
@@ -212,9 +212,9 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         }
         scale_rows(&mut o, inverse[0], inverse[1]);
         let o_rows = OutputRows {
-            first: params.o.wrapping_add(
-                (start + 16 * warp) as usize * 2 * d_model as usize + (head * HEAD_DIM * 2) as usize,
-            ),
+            first: params
+                .o
+                .wrapping_add((start + 16 * warp) as usize * 2 * d_model as usize + (head * HEAD_DIM * 2) as usize),
             pitch: 2 * d_model,
             rows: len.saturating_sub(16 * warp),
         };

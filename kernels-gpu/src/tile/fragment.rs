@@ -7,8 +7,8 @@
 //! largest keep 11 bits in fp16; below that, the absolute error is 2^-40 of the largest. Infinities and NaN do not count and
 //! stay what they are.
 use super::lanes::{
-    moved_16_bit, moved_32_bit, summed_column, swizzled_accumulator, swizzled_down_then_right,
-    swizzled_narrowed, swizzled_right_then_down,
+    moved_16_bit, moved_32_bit, summed_column, swizzled_accumulator, swizzled_down_then_right, swizzled_narrowed,
+    swizzled_right_then_down,
 };
 use super::layout::{ROW_BYTES, swizzle_128b};
 use crate::config::attention::HEAD_DIM;
@@ -46,11 +46,7 @@ impl Lanes {
     /// Offsets of `lane`.
     #[inline(always)]
     pub fn new(lane: u32) -> Self {
-        Lanes {
-            lane,
-            right_then_down: swizzled_right_then_down(lane),
-            down_then_right: swizzled_down_then_right(lane),
-        }
+        Lanes { lane, right_then_down: swizzled_right_then_down(lane), down_then_right: swizzled_down_then_right(lane) }
     }
 }
 

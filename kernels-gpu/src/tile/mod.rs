@@ -8,4 +8,3 @@ pub mod layout;
 pub mod power_of_two;
 #[cfg(target_feature = "sm_90a")]
 pub(crate) mod ring;
-pub mod scale;
