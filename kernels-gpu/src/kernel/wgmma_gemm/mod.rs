@@ -21,9 +21,8 @@
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
 //! fp32 number), then rounding to bf16 (nearest even) or none.
 //!
-//! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp: their code
-//! is uniform for those threads, conditions that differ between lanes being predicates inside asm, so copies of them are harmless, and every
-//! instance of a tile width brings its own.
+//! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
+//! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
 
 use core::arch::asm;
 
@@ -58,6 +57,19 @@ trait Entry {
     fn params() -> *const WgmmaParams;
 }
 
+/// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
+/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
+const fn num_barriers(chunk_columns: u32) -> u32 {
+    let mut tiles = 0;
+    let mut i = 0;
+    while i < config::TILE_WIDTHS.len() {
+        let width = config::TILE_WIDTHS[i];
+        tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
+        i += 1;
+    }
+    2 * tiles + 3
+}
+
 /// Declares an entry point. Its parameters are reached by the name that rustc gives them in PTX, never by the Rust value, so there is no
 /// local copy of them and the tensor maps have the address that TMA needs.
 macro_rules! entry {
@@ -85,7 +97,8 @@ macro_rules! entry {
         /// # Safety
         /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
         /// neither each other nor inputs.
-        #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM, barriers = 1)]
+        #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
+            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS))]
         pub unsafe fn $name(_params: WgmmaParams) {
             // SAFETY: as the caller promises.
             unsafe { run::<$marker>() }
