@@ -164,9 +164,8 @@ impl Operands {
             }
             dx
         };
-        let wgrad = |gradient: &Operand, hidden: &Operand, exponent: i32| {
-            gradient.product(hidden, true) * 2f64.powi(exponent)
-        };
+        let wgrad =
+            |gradient: &Operand, hidden: &Operand, exponent: i32| gradient.product(hidden, true) * 2f64.powi(exponent);
         let dx_dec = dgrad(&self.dq, &self.wq, &self.row_exponents_dec, self.exponents[2]);
         let dx_enc = dgrad(&self.dkv, &self.wkv, &self.row_exponents_enc, self.exponents[3]);
         let grad_kv_weight = wgrad(&self.dkv, &self.x_enc, self.exponents[1]);
