@@ -95,7 +95,7 @@ impl Backward {
     }
 
     fn d_attn_product(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> ProductTensors {
-        let d_model = self.plan.shape().d_model();
+        let d_model = self.plan.shape().d_model() as u32;
         ProductTensors {
             a: [inputs.grad_output.address(), 0, 0],
             b: [inputs.out_weight.address(), 0, 0],
@@ -114,10 +114,10 @@ impl Backward {
         gradients: &DeviceGradients<'_>,
         workspace: &Workspace,
     ) -> [ProductTensors; 5] {
-        let d_model = self.plan.shape().d_model();
+        let d_model = self.plan.shape().d_model() as u32;
         let regions = &self.plan.regions;
         // dQ | dK | dV stand side by side in rows of 3 d_model.
-        let dqkv = [0, 1, 2].map(|i| workspace.at(regions.dqkv) + i * 2 * d_model as u64);
+        let dqkv = [0, 1, 2].map(|i| workspace.at(regions.dqkv) + i * 2 * u64::from(d_model));
         let weights = [&inputs.q_weight, &inputs.k_weight, &inputs.v_weight].map(|w| w.address());
         let product = |a, lda, b, c: &TensorViewMut<'_>| ProductTensors {
             a,

@@ -145,8 +145,8 @@ impl Backward {
             ldb: n,
             ldc: n,
         };
-        let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
-        let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+        let (q_out, kv_out) = (shape.q_out_dim() as u32, shape.kv_out_dim() as u32);
+        let (hidden, cross) = (shape.hidden_size as u32, shape.cross_hidden_size as u32);
         let dec_rows = workspace.at(regions.row_exponents_dec);
         let enc_rows = workspace.at(regions.row_exponents_enc);
         let grads = gradients;
@@ -171,7 +171,7 @@ impl Backward {
             product(segments(regions.dkv, 0, regions.x_enc), &grads.grad_k_weight, 2 * kv_out, cross, 0, exponent(1)),
             // dV stands beside dK in the same rows.
             product(
-                segments(regions.dkv, 2 * kv_out as u64, regions.x_enc),
+                segments(regions.dkv, 2 * u64::from(kv_out), regions.x_enc),
                 &grads.grad_v_weight,
                 2 * kv_out,
                 cross,

@@ -13,7 +13,7 @@ mod grouped;
 pub mod hopper;
 pub mod portable;
 
-pub(crate) use grouped::{GroupedGemm, PreparedGemm};
+pub(crate) use grouped::GroupedGemm;
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
