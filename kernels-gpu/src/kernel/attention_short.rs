@@ -18,25 +18,25 @@
 //! Rounding  Q, K, V exactly, dA to 11 bits: fp16 with a power of two for each tile (see `tile::fragment`). P to fp16:
 //!           p = 2^15 exp(logit - max), not normalised; rowsum(p) is that of p as rounded. 1 / rowsum goes into dA's rows (so
 //!           dP' = dP / rowsum and dS = p (dP' - delta') need no other factor) and into O. Hence rowsum(dS) = 0 up to dS's own rounding
-//!           to fp16, in the unit that makes its bound 2^15. What is left of rowsum(dS) would reach dQ times the common part of all keys, so
-//!           rowsum(dS) times the chunk's first key is taken off: nothing in exact arithmetic. Sums in fp32; column sums before, and
-//!           O, dQ, dK, dV by rounding to bf16.
+//!           to fp16, in the unit that makes its bound 2^15. What is left of rowsum(dS) would reach dQ times the offset that all keys
+//!           share (keys of 90 +- 1 cost dQ all accuracy), so rowsum(dS) times the mean of the first 16 keys is taken off: nothing in
+//!           exact arithmetic. Sums in fp32; column sums before, and O, dQ, dK, dV by rounding to bf16.
 use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
     tile_exponent,
 };
 use crate::config::attention::{
-    HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm, short_rows,
-    short_shared_bytes, short_threads,
+    HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm,
+    short_rows, short_shared_bytes, short_threads,
 };
 use crate::params::{AttentionParams, AttentionTile};
-use crate::ptx::convert::{f16x2_to_f32, rcp};
+use crate::ptx::convert::rcp;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
-use crate::ptx::matrix::{ldmatrix_x4_trans, mma_f16};
+use crate::ptx::matrix::ldmatrix_x4_trans;
 use crate::ptx::memory::{lds32, stg128, sts32_if};
 use crate::ptx::sync::{shfl_xor, tid_again, warp_sync};
 use crate::tile::fragment::{
-    Accumulator, InputRows, Lanes, ONES, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
+    Accumulator, InputRows, Lanes, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
     fetch_rows_f32, fetched_rows_bf16, fetched_rows_f32, largest_field_bf16, largest_field_f32, mask_columns,
     mma_row_by_rows, mma_row_of_tiles, mma_two_rows_of_tiles, pack_a, pow2, scale_rows, store_bf16, store_column_sums,
     store_rows_f16, store_rows_f32_as_f16, subtract_outer_product,
@@ -212,9 +212,9 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         }
         scale_rows(&mut o, inverse[0], inverse[1]);
         let o_rows = OutputRows {
-            first: params.o.wrapping_add(
-                (start + 16 * warp) as usize * 2 * d_model as usize + (head * HEAD_DIM * 2) as usize,
-            ),
+            first: params
+                .o
+                .wrapping_add((start + 16 * warp) as usize * 2 * d_model as usize + (head * HEAD_DIM * 2) as usize),
             pitch: 2 * d_model,
             rows: len.saturating_sub(16 * warp),
         };
@@ -257,7 +257,7 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
             mma_row_of_tiles(&mut dq, ds[j], shared.k, lanes, j as u32);
             add_row_sums(&mut row_sums, ds[j]);
         }
-        subtract_outer_product(&mut dq, &row_sums, |n| f16x2_to_f32(lds32(shared.k + 16 * n + 4 * (lane & 3))));
+        subtract_outer_product(&mut dq, &row_sums, rcp(len.min(16) as f32), shared.k, lanes);
         let factor = Pow2::new(ds_to_real - k_exponent);
         store_column_sums(&dq, factor, shared.sums + 256 * warp, lane);
         let dq_rows = OutputRows {

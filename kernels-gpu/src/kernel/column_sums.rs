@@ -11,9 +11,7 @@
 //! Needs     columns and row pitch of x a multiple of 8, 16-byte aligned x, partials
 //! Rounding  fp32 sums in an order that depends on the shape alone: a warp's rows in order, then the warps in order. `out` is rounded to
 //!           bf16 once.
-use crate::config::attention::{
-    COLUMN_SUMS_COLUMNS, COLUMN_SUMS_THREADS, SUM_PARTIALS_COLUMNS, SUM_PARTIALS_THREADS,
-};
+use crate::config::attention::{COLUMN_SUMS_COLUMNS, COLUMN_SUMS_THREADS, SUM_PARTIALS_COLUMNS, SUM_PARTIALS_THREADS};
 use crate::params::{ColumnSumsParams, PartialSum, SumPartialsParams};
 use crate::ptx::convert::{bf16x2, bf16x2_to_f32};
 use crate::ptx::memory::{ldg128_or_zero, lds32, sts32, sts128};
@@ -104,7 +102,8 @@ pub unsafe fn sum_partials(params: SumPartialsParams) {
             let at = row + WARPS * i;
             if at < sum.rows && exists {
                 // SAFETY: inside partials.
-                x[i as usize] = unsafe { *sum.partials.wrapping_add(at as usize * sum.pitch as usize + column as usize) };
+                x[i as usize] =
+                    unsafe { *sum.partials.wrapping_add(at as usize * sum.pitch as usize + column as usize) };
             }
         }
         for value in x {
