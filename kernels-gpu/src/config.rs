@@ -1,108 +1,51 @@
-//! Per-kernel constants: tile sizes, threads, stages, shared memory. Device code and the host's plans read the same ones.
+//! Per-kernel constants: read by device code and by the host's plans.
 
-/// The `attention_*` kernels, `column_sums_bf16` and `sum_partials` (operation A).
-pub mod attention {
-    /// The one head_dim that the kernels take.
-    pub const HEAD_DIM: u32 = 64;
-    /// Most heads of a launch: blockIdx.y counts them.
-    pub const MAX_HEADS: u32 = 65_535;
+/// The portable grouped GEMM (`gemm_bf16`, `gemm_f16`, `gemm_f16_promoted`) and its reduction (`gemm_reduce`).
+pub mod gemm {
+    /// Rows of C of one block.
+    pub const TILE_M: u32 = 128;
+    /// Columns of C of one block.
+    pub const TILE_N: u32 = 128;
+    /// Depth of one stage: 128 bytes of a 16-bit K-major row.
+    pub const TILE_K: u32 = 64;
+    /// Stages of the cp.async ring. Three of 32 KiB: two blocks fit on an SM of compute capability 9.0, one on every other since 8.0.
+    pub const STAGES: u32 = 3;
+    /// Bytes of one operand's tile of a stage (both operands are 128 wide).
+    pub const OPERAND_BYTES: u32 = TILE_M * TILE_K * 2;
+    /// Bytes of a stage: A, then B.
+    pub const STAGE_BYTES: u32 = 2 * OPERAND_BYTES;
+    /// Dynamic shared memory of a block.
+    pub const SMEM_BYTES: u32 = STAGES * STAGE_BYTES;
 
-    /// The short kernels' sizes, in 16-row tiles of queries and keys: `attention_short_64`, `_80`, `_96` and `_128`.
-    pub const SHORT_ROW_TILES: [u32; 4] = [4, 5, 6, 8];
+    /// Threads of `gemm_bf16` and `gemm_f16`: 2 x 2 warps of 64 x 64. A 64 x 64 warp tile reads 4 KiB of shared memory for 16 of k, a
+    /// 64 x 32 one 3 KiB for half of the products: the larger one leaves room for the copies.
+    pub const THREADS: u32 = 128;
+    /// Blocks per SM of `gemm_bf16` and `gemm_f16` that the registers allow (255 a thread).
+    pub const BLOCKS_PER_SM: u32 = 2;
+    /// Threads of `gemm_f16_promoted`: 2 x 4 warps of 64 x 32, for two sets of accumulators.
+    pub const PROMOTED_THREADS: u32 = 256;
+    /// Blocks per SM of `gemm_f16_promoted`.
+    pub const PROMOTED_BLOCKS_PER_SM: u32 = 1;
+    /// Depth after which `gemm_f16_promoted` adds the matrix unit's sums to its fp32 totals: 16 truncating additions at most.
+    pub const PROMOTE_K: u32 = 256;
 
-    /// Longest chunk that the short kernel with `row_tiles` 16-row tiles takes; also the number in its name.
-    pub const fn short_rows(row_tiles: u32) -> u32 {
-        16 * row_tiles
-    }
+    /// Tile rows that the rasterisation walks down before it moves on by a column, so that blocks that run together share B's
+    /// columns and A's rows in L2.
+    pub const GROUP_TILES_M: u32 = 8;
+    /// Largest number of ranges that K is cut into.
+    pub const MAX_SPLITS: u32 = 16;
 
-    /// Threads of a block of the short kernel: a warp for each 16 rows.
-    pub const fn short_threads(row_tiles: u32) -> u32 {
-        32 * row_tiles
-    }
+    /// Threads of `gemm_reduce`.
+    pub const REDUCE_THREADS: u32 = 256;
+    /// Elements of C that one block of `gemm_reduce` writes: four columns a thread.
+    pub const REDUCE_ELEMS: u32 = 4 * REDUCE_THREADS;
+    /// Partials that `gemm_reduce` has in flight per thread.
+    pub const REDUCE_BATCH: u32 = 4;
 
-    /// Row pitch in bytes of the short kernel's P and dS tiles (`[query][key]`, 16 bits): an odd number of 16-byte pieces, so that eight
-    /// rows of one column of pieces lie in different banks.
-    pub const fn score_pitch_bytes(row_tiles: u32) -> u32 {
-        32 * row_tiles + 16
-    }
-
-    /// Dynamic shared memory of a block of the short kernel; the map is in `kernel/attention_short.rs`.
-    pub const fn short_shared_bytes(row_tiles: u32) -> u32 {
-        let rows = short_rows(row_tiles);
-        let tiles = 4 * rows * 2 * HEAD_DIM + 2 * rows * score_pitch_bytes(row_tiles);
-        let column_sums = 3 * row_tiles * 4 * HEAD_DIM;
-        let exponent_fields = 4 * row_tiles * 4;
-        let row_factors = 4 * rows;
-        tiles + column_sums + exponent_fields + row_factors
-    }
-
-    /// Blocks of the short kernel that an SM with `shared_bytes_per_sm` bytes of shared memory holds, 0 if not even one: each block takes
-    /// 1 KiB more than it asks for, and `short_min_blocks` bounds the registers.
-    pub const fn short_blocks_per_sm(row_tiles: u32, shared_bytes_per_sm: u32) -> u32 {
-        let by_shared = shared_bytes_per_sm / (short_shared_bytes(row_tiles) + 1024);
-        // 4, 3, 2, 1 blocks: what the register limits of the launch bounds were chosen for
-        let by_registers = 16 / row_tiles - (row_tiles == 8) as u32;
-        if by_shared < by_registers { by_shared } else { by_registers }
-    }
-
-    /// Shared memory of an SM of compute capability 8.0, which the portable module's launch bounds assume, and of 9.0.
-    pub const SM80_SHARED_BYTES: u32 = 164 * 1024;
-    /// See [`SM80_SHARED_BYTES`].
-    pub const SM90_SHARED_BYTES: u32 = 228 * 1024;
-
-    /// Rows of a tile of the long kernels, and most rows of a padding entry.
-    pub const LONG_TILE_ROWS: u32 = 64;
-    /// Threads of a block of the long kernels: a warp for each 16 rows of the tile.
-    pub const LONG_THREADS: u32 = 128;
-    /// Blocks of the long kernels on an SM; leaves 255 registers a thread.
-    pub const LONG_BLOCKS_PER_SM: u32 = 2;
-    /// Dynamic shared memory of `attention_long_q`; the map is in `kernel/attention_long.rs`.
-    pub const LONG_Q_SHARED_BYTES: u32 = LONG_COMMON_BYTES + 2 * LONG_TILE_BYTES;
-    /// Dynamic shared memory of `attention_long_k`.
-    pub const LONG_K_SHARED_BYTES: u32 = LONG_COMMON_BYTES + 3 * LONG_TILE_BYTES + 16 * LONG_TILE_ROWS;
-    /// Bytes of a 64 x 64 tile of 16-bit elements.
-    pub const LONG_TILE_BYTES: u32 = LONG_TILE_ROWS * 2 * HEAD_DIM;
-    /// What both long kernels have: four fp16 tiles, column sums of two gradients, two sets of three row statistics, exponent fields.
-    pub const LONG_COMMON_BYTES: u32 = 4 * LONG_TILE_BYTES + 2 * 1024 + 2 * 3 * 4 * LONG_TILE_ROWS + 64;
-    const _: () = assert!(LONG_BLOCKS_PER_SM * (LONG_K_SHARED_BYTES + 1024) <= SM80_SHARED_BYTES);
-
-    /// Columns that a block of `column_sums_bf16` sums: 8 a lane.
-    pub const COLUMN_SUMS_COLUMNS: u32 = 256;
-    /// Threads of a block of `column_sums_bf16`: 8 warps, each every eighth row.
-    pub const COLUMN_SUMS_THREADS: u32 = 256;
-    /// Dynamic shared memory of `column_sums_bf16`: fp32 sums `[8 warps, 256 columns]`.
-    pub const COLUMN_SUMS_SHARED_BYTES: u32 = COLUMN_SUMS_THREADS / 32 * COLUMN_SUMS_COLUMNS * 4;
-    /// Rows that a block of `column_sums_bf16` sums for `rows` rows in all: 32, or as many as leave 1024 partial rows.
-    pub const fn column_sums_rows_per_block(rows: u32) -> u32 {
-        let enough = rows.div_ceil(1024).next_multiple_of(8);
-        if enough > 32 { enough } else { 32 }
-    }
-
-    /// Columns that a block of `sum_partials` sums: one a lane.
-    pub const SUM_PARTIALS_COLUMNS: u32 = 32;
-    /// Threads of a block of `sum_partials`: 16 warps, each every sixteenth row.
-    pub const SUM_PARTIALS_THREADS: u32 = 512;
-    /// Dynamic shared memory of `sum_partials`: fp32 sums `[16 warps, 32 columns]`.
-    pub const SUM_PARTIALS_SHARED_BYTES: u32 = SUM_PARTIALS_THREADS * 4;
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn blocks_per_sm_follow_the_shared_memory() {
-            let blocks = |bytes| SHORT_ROW_TILES.map(|t| short_blocks_per_sm(t, bytes));
-            assert_eq!(blocks(SM90_SHARED_BYTES), [4, 3, 2, 1]);
-            assert_eq!(blocks(SM80_SHARED_BYTES), [3, 2, 1, 1]);
-            assert_eq!(blocks(100 * 1024), [1, 1, 1, 0]);
-        }
-
-        #[test]
-        fn column_sums_have_at_most_1024_partial_rows() {
-            for rows in [0, 1, 31, 32, 33, 1280, 32_768, 32_769, 840_000, i32::MAX as u32] {
-                let step = column_sums_rows_per_block(rows);
-                assert!(step >= 32 && step % 8 == 0 && rows.div_ceil(step) <= 1024, "{rows}");
-            }
-        }
-    }
+    const _: () = assert!(TILE_M == TILE_N && TILE_M % 64 == 0);
+    const _: () = assert!(TILE_K * 2 == crate::tile::layout::ROW_BYTES);
+    const _: () = assert!(PROMOTE_K % TILE_K == 0);
+    const _: () = assert!(SMEM_BYTES <= 99 * 1024, "the least that compute capability 8.0 and later grants a block");
+    const _: () = assert!(BLOCKS_PER_SM * (SMEM_BYTES + 1024) <= 228 * 1024, "two blocks fit on an SM of compute capability 9.0");
+    const _: () = assert!(BLOCKS_PER_SM * THREADS * 256 <= 65536 && PROMOTED_BLOCKS_PER_SM * PROMOTED_THREADS * 256 <= 65536);
 }

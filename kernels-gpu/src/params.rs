@@ -2,6 +2,10 @@
 //!
 //! Pointers are device addresses. A kernel takes exactly one of these by value.
 
+#[path = "params_cross.rs"]
+mod cross;
+pub use cross::CrossConvertParams;
+
 /// Products that one grouped GEMM launch can hold.
 pub const MAX_PRODUCTS: usize = 5;
 /// Segments that the K dimension of a product can be cut into.
