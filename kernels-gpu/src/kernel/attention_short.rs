@@ -2,8 +2,8 @@
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   dP = dA V^T   dS = P (dP - rowsum(P dP))
 //!           dQ = scale dS K   dK = scale dS^T Q   dV = P^T dA
-//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk or up to 64 padding rows, whose O, dQ,
-//!           dK, dV become zero. Neighbouring blocks are neighbouring chunks of one head: their Q, K, V rows follow each other.
+//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk. Neighbouring blocks are neighbouring
+//!           chunks of one head: their Q, K, V rows follow each other.
 //! Block     ROW_TILES warps. Warp w loads rows 16 w .. 16 w + 16 of everything and owns these queries for S, P, O, dP, dS, dQ. Then the
 //!           2 ROW_TILES jobs of 16 keys (first dV, then dK) go two to a warp; two of one product share their B fragments.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
@@ -33,7 +33,7 @@ use crate::params::{AttentionParams, AttentionTile};
 use crate::ptx::convert::rcp;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::matrix::ldmatrix_x4_trans;
-use crate::ptx::memory::{lds32, stg128, sts32_if};
+use crate::ptx::memory::{lds32, sts32_if};
 use crate::ptx::sync::{shfl_xor, tid_again, warp_sync};
 use crate::tile::fragment::{
     Accumulator, InputRows, Lanes, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
@@ -124,10 +124,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
         let tile = AttentionTile::load(params.tiles, block_idx_x());
-        if tile.len == 0 {
-            zero_padding(params, &tile, short_threads(ROW_TILES as u32));
-            return;
-        }
         let (start, len) = (tile.start, tile.len);
 
         // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
@@ -309,29 +305,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
             *partials.wrapping_add((which * d_model + head * HEAD_DIM + column) as usize) = sum;
             i += short_threads(steps);
         }
-    }
-}
-
-/// Zeros in O, dQ, dK, dV of the padding rows `tile.start .. tile.start + tile.first`, one head.
-///
-/// # Safety
-/// These rows are the block's alone.
-#[inline(always)]
-unsafe fn zero_padding(params: &AttentionParams, tile: &AttentionTile, threads: u32) {
-    let tid = thread_idx_x();
-    let d_model = (params.num_heads * HEAD_DIM) as usize;
-    let column = (block_idx_y() * 2 * HEAD_DIM + (tid & 7) * 16) as usize;
-    let mut row = tid >> 3;
-    while row < tile.first {
-        let at = (tile.start + row) as usize;
-        // SAFETY: a padding row of this head.
-        unsafe {
-            stg128(params.o.wrapping_add(at * 2 * d_model + column), [0; 4]);
-            for which in 0..3 {
-                stg128(params.dqkv.wrapping_add((3 * at + which) * 2 * d_model + column), [0; 4]);
-            }
-        }
-        row += threads / 8;
     }
 }
 
