@@ -52,7 +52,7 @@ impl Plan {
         }
         let tokens = cu_seqlens.padding().start;
         let d_model = shape.d_model();
-        let tiles = AttentionTiles::new(cu_seqlens);
+        let tiles = AttentionTiles::new(cu_seqlens, shape.num_heads, target);
         let d_attn_gemm = GemmPlan::new(target, Operands::Bf16, &[d_attn_product(tokens, d_model)])?;
         let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
 

@@ -26,7 +26,7 @@ use crate::config::attention::{
     HEAD_DIM, LONG_BLOCKS_PER_SM, LONG_COMMON_BYTES, LONG_THREADS, LONG_TILE_BYTES, LONG_TILE_ROWS,
 };
 use crate::params::{AttentionParams, AttentionTile};
-use crate::ptx::convert::{bf16x2_to_f32, ex2, fma, rcp};
+use crate::ptx::convert::{ex2, fma, rcp};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::memory::{lds32, lds128, stg128_if, sts32, sts32_if};
 use crate::ptx::sync::{shfl_xor, warp_sync};
@@ -374,9 +374,11 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
         let delta_unit = pow2((v_exponent_min + DS_EXPONENT - P_EXPONENT).max(-126)) * mantissa;
         let ds_shift = [-delta[0] * delta_unit, -delta[1] * delta_unit];
         let (mut dq, mut row_sums) = (ZERO, [0f32; 4]);
+        let (mut last, mut k_exponent) = (0, 0);
         first = 0;
         while first < tile.len {
-            let (k_exponent, v_exponent) = block.convert_keys(first + LONG_TILE_ROWS);
+            let v_exponent;
+            (k_exponent, v_exponent) = block.convert_keys(first + LONG_TILE_ROWS);
             let mut scores = block.scores(lanes, tile.len - first);
             let to_logits = logit_factor(params.scale, q_exponent + k_exponent);
             let dp = block.dp(lanes);
@@ -389,14 +391,12 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
                 add_row_sums(&mut row_sums, ds);
             }
             accumulate(&mut dq, &part, [1.0; 2], pow2(-k_exponent));
+            last = first;
             first += LONG_TILE_ROWS;
         }
-        let first_key = params
-            .key_states
-            .wrapping_add(block.head_row(tile.start as usize) * ROW_BYTES as usize + 4 * (lane & 3) as usize);
-        subtract_outer_product(&mut dq, &row_sums, |n| {
-            bf16x2_to_f32(*(first_key.wrapping_add(16 * n as usize) as *const u32))
-        });
+        // the K tile is still the last one: its first keys stand for all, as in `attention_short`
+        let keys = (tile.len - last).min(16) as f32;
+        subtract_outer_product(&mut dq, &row_sums, rcp(keys) * pow2(-k_exponent), block.k, lanes);
         let factor = Pow2::new(scale_exp - DS_EXPONENT - d_attn_exponent - v_exponent_min);
         store_column_sums(&dq, factor, block.own_sums(0), lane);
         sync_threads();

@@ -2,8 +2,8 @@
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   dP = dA V^T   dS = P (dP - rowsum(P dP))
 //!           dQ = scale dS K   dK = scale dS^T Q   dV = P^T dA
-//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk or up to 64 padding rows, whose O, dQ,
-//!           dK, dV become zero. Neighbouring blocks are neighbouring chunks of one head: their Q, K, V rows follow each other.
+//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk. Neighbouring blocks are neighbouring
+//!           chunks of one head: their Q, K, V rows follow each other.
 //! Block     ROW_TILES warps. Warp w loads rows 16 w .. 16 w + 16 of everything and owns these queries for S, P, O, dP, dS, dQ. Then the
 //!           2 ROW_TILES jobs of 16 keys (first dV, then dK) go two to a warp; two of one product share their B fragments.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
@@ -18,9 +18,9 @@
 //! Rounding  Q, K, V exactly, dA to 11 bits: fp16 with a power of two for each tile (see `tile::fragment`). P to fp16:
 //!           p = 2^15 exp(logit - max), not normalised; rowsum(p) is that of p as rounded. 1 / rowsum goes into dA's rows (so
 //!           dP' = dP / rowsum and dS = p (dP' - delta') need no other factor) and into O. Hence rowsum(dS) = 0 up to dS's own rounding
-//!           to fp16, in the unit that makes its bound 2^15. What is left of rowsum(dS) would reach dQ times the common part of all keys, so
-//!           rowsum(dS) times the chunk's first key is taken off: nothing in exact arithmetic. Sums in fp32; column sums before, and
-//!           O, dQ, dK, dV by rounding to bf16.
+//!           to fp16, in the unit that makes its bound 2^15. What is left of rowsum(dS) would reach dQ times the offset that all keys
+//!           share (keys of 90 +- 1 cost dQ all accuracy), so rowsum(dS) times the mean of the first 16 keys is taken off: nothing in
+//!           exact arithmetic. Sums in fp32; column sums before, and O, dQ, dK, dV by rounding to bf16.
 use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
     tile_exponent,
@@ -30,13 +30,13 @@ use crate::config::attention::{
     short_rows, short_shared_bytes, short_threads,
 };
 use crate::params::{AttentionParams, AttentionTile};
-use crate::ptx::convert::{f16x2_to_f32, rcp};
+use crate::ptx::convert::rcp;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
-use crate::ptx::matrix::{ldmatrix_x4_trans, mma_f16};
-use crate::ptx::memory::{lds32, stg128, sts32_if};
+use crate::ptx::matrix::ldmatrix_x4_trans;
+use crate::ptx::memory::{lds32, sts32_if};
 use crate::ptx::sync::{shfl_xor, tid_again, warp_sync};
 use crate::tile::fragment::{
-    Accumulator, InputRows, Lanes, ONES, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
+    Accumulator, InputRows, Lanes, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
     fetch_rows_f32, fetched_rows_bf16, fetched_rows_f32, largest_field_bf16, largest_field_f32, mask_columns,
     mma_row_by_rows, mma_row_of_tiles, mma_two_rows_of_tiles, pack_a, pow2, scale_rows, store_bf16, store_column_sums,
     store_rows_f16, store_rows_f32_as_f16, subtract_outer_product,
@@ -124,10 +124,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
         let tile = AttentionTile::load(params.tiles, block_idx_x());
-        if tile.len == 0 {
-            zero_padding(params, &tile, short_threads(ROW_TILES as u32));
-            return;
-        }
         let (start, len) = (tile.start, tile.len);
 
         // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
@@ -257,7 +253,7 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
             mma_row_of_tiles(&mut dq, ds[j], shared.k, lanes, j as u32);
             add_row_sums(&mut row_sums, ds[j]);
         }
-        subtract_outer_product(&mut dq, &row_sums, |n| f16x2_to_f32(lds32(shared.k + 16 * n + 4 * (lane & 3))));
+        subtract_outer_product(&mut dq, &row_sums, rcp(len.min(16) as f32), shared.k, lanes);
         let factor = Pow2::new(ds_to_real - k_exponent);
         store_column_sums(&dq, factor, shared.sums + 256 * warp, lane);
         let dq_rows = OutputRows {
@@ -309,29 +305,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
             *partials.wrapping_add((which * d_model + head * HEAD_DIM + column) as usize) = sum;
             i += short_threads(steps);
         }
-    }
-}
-
-/// Zeros in O, dQ, dK, dV of the padding rows `tile.start .. tile.start + tile.first`, one head.
-///
-/// # Safety
-/// These rows are the block's alone.
-#[inline(always)]
-unsafe fn zero_padding(params: &AttentionParams, tile: &AttentionTile, threads: u32) {
-    let tid = thread_idx_x();
-    let d_model = (params.num_heads * HEAD_DIM) as usize;
-    let column = (block_idx_y() * 2 * HEAD_DIM + (tid & 7) * 16) as usize;
-    let mut row = tid >> 3;
-    while row < tile.first {
-        let at = (tile.start + row) as usize;
-        // SAFETY: a padding row of this head.
-        unsafe {
-            stg128(params.o.wrapping_add(at * 2 * d_model + column), [0; 4]);
-            for which in 0..3 {
-                stg128(params.dqkv.wrapping_add((3 * at + which) * 2 * d_model + column), [0; 4]);
-            }
-        }
-        row += threads / 8;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Formula   column_sums_bf16  partials[b, c] = sum of x[r, c] over rows_per_block b <= r < min(rows, rows_per_block (b + 1))
 //!           sum_partials      out[c] = sum over r of partials[r, c], for each entry of `sums`
-//! Grid      column_sums_bf16  (ceil(rows / rows_per_block), ceil(columns / 256))
+//! Grid      column_sums_bf16  (ceil(columns / 256), ceil(rows / rows_per_block))
 //!           sum_partials      (blocks of 32 columns of all sums, one sum after the other, 1)
 //! Block     column_sums_bf16  8 warps; a lane has 8 columns, warp w rows w, w + 8, ..
 //!           sum_partials      16 warps; a lane has a column, warp w rows w, w + 16, ..
@@ -31,10 +31,10 @@ pub unsafe fn column_sums_bf16(params: ColumnSumsParams) {
     const WARPS: u32 = COLUMN_SUMS_THREADS / 32;
     let tid = thread_idx_x();
     let (warp, lane) = (tid >> 5, tid & 31);
-    let first_column = block_idx_y() * COLUMN_SUMS_COLUMNS;
+    let first_column = block_idx_x() * COLUMN_SUMS_COLUMNS;
     let columns = params.columns;
     let column = first_column + 8 * lane;
-    let begin = block_idx_x() * params.rows_per_block;
+    let begin = block_idx_y() * params.rows_per_block;
     let end = params.rows.min(begin.saturating_add(params.rows_per_block));
 
     let mut sums = [0f32; 8];
@@ -70,7 +70,7 @@ pub unsafe fn column_sums_bf16(params: ColumnSumsParams) {
         sum += f32::from_bits(unsafe { lds32(shared + 4 * (w * COLUMN_SUMS_COLUMNS + tid)) });
     }
     if first_column + tid < columns {
-        let at = block_idx_x() as usize * columns as usize + (first_column + tid) as usize;
+        let at = block_idx_y() as usize * columns as usize + (first_column + tid) as usize;
         // SAFETY: inside partials, this block's row and column.
         unsafe { *params.partials.wrapping_add(at) = sum };
     }

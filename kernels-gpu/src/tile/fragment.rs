@@ -151,17 +151,34 @@ pub fn scale_rows(accumulator: &mut Accumulator, low: f32, high: f32) {
     }
 }
 
-/// `accumulator -= sums * row`: `sums` = a C fragment whose columns all hold the row sums, `row(n)` = this lane's two elements of
-/// columns `8 n ..`.
+/// `accumulator -= sums * factor * (sum of the 16 tile rows at rows)`, an outer product; `sums` = a C fragment with the same value in
+/// every column.
+///
+/// # Safety
+/// `rows` is a 128-byte aligned tile of 16 rows, ordered after its writers.
 #[inline(always)]
-pub fn subtract_outer_product(accumulator: &mut Accumulator, sums: &[f32; 4], row: impl Fn(u32) -> (f32, f32)) {
-    for n in 0..8 {
-        let (x, y) = row(n as u32);
-        let c = &mut accumulator[n];
-        c[0] = fma(-sums[0], x, c[0]);
-        c[1] = fma(-sums[0], y, c[1]);
-        c[2] = fma(-sums[2], x, c[2]);
-        c[3] = fma(-sums[2], y, c[3]);
+pub unsafe fn subtract_outer_product(
+    accumulator: &mut Accumulator,
+    sums: &[f32; 4],
+    factor: f32,
+    rows: u32,
+    lanes: Lanes,
+) {
+    let (low, high) = (-sums[0] * factor, -sums[2] * factor);
+    for n in 0..4 {
+        // SAFETY: the addresses lie in the tile that the caller names.
+        unsafe {
+            let b = ldmatrix_x4_trans((rows + lanes.down_then_right) ^ ((n as u32) << 5));
+            for half in 0..2 {
+                let mut column_sums = [0f32; 4];
+                mma_f16(&mut column_sums, [ONES; 4], b[2 * half], b[2 * half + 1]);
+                let c = &mut accumulator[2 * n + half];
+                c[0] = fma(low, column_sums[0], c[0]);
+                c[1] = fma(low, column_sums[1], c[1]);
+                c[2] = fma(high, column_sums[2], c[2]);
+                c[3] = fma(high, column_sums[3], c[3]);
+            }
+        }
     }
 }
 
