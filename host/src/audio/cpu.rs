@@ -123,11 +123,17 @@ fn attention_of_one(q: Array2<f32>, k: Array2<f32>, v: Array2<f32>, da: ArrayVie
 }
 
 /// Logits to probabilities `P`, and `dP` to `dS = P * (dP - sum(P * dP))`, of one query row.
+///
+/// A constant of the row added to `dP` changes nothing in real arithmetic. Taking away its value at the largest logit keeps a
+/// saturated row (one probability near 1) from cancelling: there `dP` equals its weighted sum up to the other probabilities.
 fn softmax_backward(mut p: ArrayViewMut1<f32>, mut ds: ArrayViewMut1<f32>) {
-    let max = p.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let larger = |a: (usize, f32), b: (usize, f32)| if b.1 > a.1 { b } else { a };
+    let (at, max) = p.iter().copied().enumerate().fold((0, f32::NEG_INFINITY), larger);
     p.mapv_inplace(|logit| (logit - max).exp());
     let inverse_sum = 1.0 / p.sum();
     p *= inverse_sum;
+    let shift = ds[at];
+    ds -= shift;
     let row_sum: f32 = p.dot(&ds);
     Zip::from(&mut ds).and(&p).for_each(|ds, &p| *ds = p * (*ds - row_sum));
 }
