@@ -248,6 +248,7 @@ fn audio_long_chunk_is_as_good_as_bf16_allows() {
 
 #[test]
 fn audio_check_neither_flakes_nor_misses_a_fault_of_one_percent() {
+    let mut checked = 0;
     for seed in 0..200 {
         let amplitude = [0.01, 1.0, 30.0][seed as usize % 3];
         let mut inputs = audio_of(seed, 1, cu_seqlens_of(&[5, 0, 1, 17], 1));
@@ -261,6 +262,12 @@ fn audio_check_neither_flakes_nor_misses_a_fault_of_one_percent() {
         let mut grads = audio::cpu::backward(&inputs).unwrap();
         assert_matches(&grads.tensors(), &reference.tensors(), &LIKE_AUDIO_SUITE);
 
+        // At amplitude 30 most rows are saturated, some so much that f32 has no number as small as the key gradient.
+        let norm = |x: &Array2<f64>| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if norm(&reference.grad_k_weight) < 1e-6 * norm(&reference.grad_v_weight) {
+            continue;
+        }
+        checked += 1;
         let normwise = |grads: &audio::Gradients| {
             let comparisons = compare_all(&grads.tensors(), &reference.tensors(), &LIKE_AUDIO_SUITE).unwrap();
             comparisons.iter().find(|c| c.name == "grad_k_weight").unwrap().normwise_error
@@ -269,6 +276,7 @@ fn audio_check_neither_flakes_nor_misses_a_fault_of_one_percent() {
         grads.grad_k_weight.mapv_inplace(|x| bf16::from_f32(1.01 * x.to_f32()));
         assert!(normwise(&grads) > 8e-3, "seed {seed}: {:e}", normwise(&grads));
     }
+    assert!(checked > 150, "{checked} seeds with a key gradient");
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! the asm, and nothing that other lanes take part in, or that reads memory, is `pure`.
 pub mod convert;
 pub mod copy;
+#[cfg(target_feature = "sm_90a")]
+pub mod hopper;
 pub mod matrix;
 pub mod memory;
 pub mod sync;
-#[cfg(target_feature = "sm_90a")]
-pub mod hopper;
