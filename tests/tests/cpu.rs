@@ -312,6 +312,37 @@ fn results_do_not_depend_on_the_number_of_threads() {
     assert_eq!(pool(1).install(run), pool(3).install(run));
 }
 
+#[test]
+fn inputs_of_any_memory_order_give_the_same_gradients() {
+    let plain = audio_of(26, 2, cu_seqlens_of(&[9, 20], 2));
+    let mut other = plain.clone();
+    other.grad_output = column_major(&plain.grad_output);
+    other.query_states = column_major(&plain.query_states);
+    other.key_states = column_major(&plain.key_states);
+    other.out_weight = column_major(&plain.out_weight);
+    let before = audio::cpu::backward(&plain).unwrap();
+    assert_eq!(bits(&before), bits(&audio::cpu::backward(&other).unwrap()));
+    assert!(before.tensors().iter().all(|(_, tensor)| tensor.is_standard_layout()));
+
+    let plain = cross_inputs(27, cross_shape(2, 5, 7));
+    let mut other = plain.clone();
+    other.grad_query_states = column_major(&plain.grad_query_states);
+    other.grad_key_states = column_major(&plain.grad_key_states);
+    other.decoder_hidden_states = column_major(&plain.decoder_hidden_states);
+    other.encoder_hidden_states = column_major(&plain.encoder_hidden_states);
+    other.q_weight = column_major(&plain.q_weight);
+    let before = cross::cpu::backward(&plain).unwrap();
+    assert_eq!(before, cross::cpu::backward(&other).unwrap());
+    assert!(before.tensors().iter().all(|(_, tensor)| tensor.is_standard_layout()));
+    let close = cross::reference::backward(&other).unwrap();
+    assert_matches(&before.tensors(), &close.tensors(), &F32);
+}
+
+/// The same values, the first index running fastest in memory.
+fn column_major<T: Copy, D: ndarray::Dimension>(x: &ndarray::Array<T, D>) -> ndarray::Array<T, D> {
+    x.t().as_standard_layout().into_owned().reversed_axes()
+}
+
 /// A pool of its own.
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
