@@ -262,7 +262,7 @@ pub unsafe fn wgmma_wait<const N: u32>() {
 #[inline(always)]
 pub unsafe fn pin(x: &mut f32) {
     // SAFETY: emits a comment.
-    unsafe { asm!("// {0}", inout(reg32) *x, options(nostack)) }
+    unsafe { asm!("// {0}", inout(reg32) * x, options(nostack)) }
 }
 
 /// Defines `$name::<A_MN>`, A_MN = 1 for an MN-major A, 0 for a K-major one. B is MN-major.

@@ -37,7 +37,8 @@ mod tests {
 
     #[test]
     fn products_are_exact_while_the_result_is_normal() {
-        for (x, exponent) in [(1.5f32 * 2f32.powi(-100), 220), (1.25 * 2f32.powi(120), -240), (-1.75, 127), (1.0, -126)] {
+        for (x, exponent) in [(1.5f32 * 2f32.powi(-100), 220), (1.25 * 2f32.powi(120), -240), (-1.75, 127), (1.0, -126)]
+        {
             let (a, b) = power_of_two_halves(exponent);
             assert_eq!(f64::from(x * a * b), f64::from(x) * f64::powi(2.0, exponent));
         }

@@ -130,7 +130,12 @@ pub(super) fn scale_group<E: Entry>(group: &mut [f32], exponents: [i32; 2]) {
 /// All threads of the warpgroup; `c_map` is the encoded map of C.
 #[inline(always)]
 pub(super) unsafe fn store<O: Output, const R: usize>(
-    ring: &Ring, c_map: *const TensorMap, acc: &[f32; R], [m0, n0]: [u32; 2], warpgroup: u32, thread: u32,
+    ring: &Ring,
+    c_map: *const TensorMap,
+    acc: &[f32; R],
+    [m0, n0]: [u32; 2],
+    warpgroup: u32,
+    thread: u32,
 ) {
     const { assert!(OUTPUT_CHUNKS == 2 && CHUNK_BYTES == 64 * ROW_BYTES) };
     let leader = thread == 0;
