@@ -7,7 +7,7 @@ use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
 use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use std::collections::BTreeSet;
 
-use super::schedule::{Times, lower_bound_ns, play, runs};
+use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
@@ -68,14 +68,6 @@ pub fn search(products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> 
         }
     }
     best.map(|(_, tilings)| tilings)
-}
-
-/// What the cost model says of a choice of tilings.
-pub fn evaluate(products: &[ProductShape], tilings: &[Tiling], num_sms: usize) -> Times {
-    let groups = groups(products, tilings);
-    let c_type = |product: usize| products[product].c_type;
-    let (runs, items) = runs(&groups, c_type);
-    play(&groups, (&runs, items), c_type, num_sms, |_, _| {})
 }
 
 /// The groups of all products.
