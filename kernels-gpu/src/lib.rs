@@ -11,13 +11,16 @@
 //! * `ptx`: one inline function, one instruction
 //! * [`tile`]: shared-memory layouts, fragments, descriptors
 //! * [`schedule`]: which tile next; pure, tested on the CPU
+//! * [`scale`]: power-of-two scales of fp16 operands; pure, shared with the host's emulation
 //! * `kernel`: one entry point (or one family of them) a file
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod config;
 pub mod params;
+
 pub mod params_wgmma;
+pub mod scale;
 pub mod schedule;
 pub mod tile;
 

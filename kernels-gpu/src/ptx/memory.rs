@@ -33,6 +33,40 @@ pub unsafe fn ldg128_stream(p: *const u8) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// `ld.global.cs.nc.v4.f32`, zeros where `ok` is false: data that is read once, first to leave L1 and L2.
+///
+/// # Safety
+/// As [`ldg128_or_zero`].
+#[inline(always)]
+pub unsafe fn ldg128_stream_or_zero(p: *const u8, ok: bool) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+             "@p ld.global.cs.nc.v4.f32 {{{a}, {b}, {c}, {d}}}, [{p}]; }}",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, ok = in(reg32) ok as u32,
+             options(readonly, nostack))
+    };
+    [a, b, c, d]
+}
+
+/// `ld.global.cg.nc.v4.f32`, zeros where `ok` is false: data that a later launch reads again, kept in L2 only.
+///
+/// # Safety
+/// As [`ldg128_or_zero`].
+#[inline(always)]
+pub unsafe fn ldg128_l2_or_zero(p: *const u8, ok: bool) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+             "@p ld.global.cg.nc.v4.f32 {{{a}, {b}, {c}, {d}}}, [{p}]; }}",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, ok = in(reg32) ok as u32,
+             options(readonly, nostack))
+    };
+    [a, b, c, d]
+}
+
 /// `st.global.v4.b32`.
 ///
 /// # Safety
@@ -172,4 +206,16 @@ pub unsafe fn red_max_s32_if(ok: bool, p: *mut i32, v: i32) {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p red.relaxed.gpu.global.max.s32 [{p}], {v}; }}",
              ok = in(reg32) ok as u32, p = in(reg64) p, v = in(reg32) v, options(nostack))
     }
+}
+
+/// `ld.global.nc.b32` of a signed word.
+///
+/// # Safety
+/// `p` is 4-byte aligned and points to 4 readable bytes that nothing writes during the launch.
+#[inline(always)]
+pub unsafe fn ldg32_s32(p: *const i32) -> i32 {
+    let r: i32;
+    // SAFETY: as the caller promises.
+    unsafe { asm!("ld.global.nc.b32 {r}, [{p}];", r = out(reg32) r, p = in(reg64) p, options(readonly, nostack)) };
+    r
 }

@@ -102,6 +102,11 @@ impl HopperPlan {
         }
     }
 
+    /// The products, as given.
+    pub fn products(&self) -> &[ProductShape] {
+        &self.products
+    }
+
     /// Blocks of the launch.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks

@@ -11,8 +11,8 @@ use crate::ptx::hopper::{bulk_commit_if, bulk_wait_read_if, fence_proxy_async_sh
 use crate::ptx::matrix::stmatrix_x4;
 use crate::ptx::memory::{stg32_if, stg64_if, sts64};
 use crate::tile::layout::{ROW_BYTES, swizzle_128b};
+use crate::tile::power_of_two::power_of_two_halves;
 use crate::tile::ring::Ring;
-use crate::tile::scale::power_of_two_halves;
 
 /// Type of C: how its rows are staged, 128 bytes of 64 rows (a chunk) at a time.
 pub(super) trait Output {
