@@ -91,7 +91,7 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
         return refuse(parameter_type, "a kernel takes its parameter by value");
     }
     let LaunchBounds { max_threads, min_blocks_per_sm, barriers } = bounds;
-    let (name, inputs) = (&sig.ident, &sig.inputs);
+    let (name, inputs, statements) = (&sig.ident, &sig.inputs, &block.stmts);
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
         #(#attrs)*
@@ -115,7 +115,7 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
                     options(nomem, nostack, preserves_flags),
                 );
             }
-            #block
+            #(#statements)*
         }
     })
 }
