@@ -11,8 +11,8 @@ use crate::process::root;
 /// A source file with more lines has more than one job.
 const MAX_LINES: usize = 700;
 
-/// What the head of a kernel's file states, in this order; a line of it starts with each word.
-const KERNEL_HEAD: [&str; 7] = ["formula", "grid", "block", "shared", "registers", "preconditions", "rounding"];
+/// What the head of a kernel's file states, in this order, under these words.
+const KERNEL_HEAD: [&str; 7] = ["Formula", "Grid", "Block", "Shared", "Registers", "Preconditions", "Rounding"];
 
 /// Leftovers, in two halves so that this file has none.
 const LEFTOVERS: [(&str, &str); 6] =
@@ -112,17 +112,16 @@ fn is_code_in_comment(line: &str) -> bool {
 
 /// The first section that the head of a kernel's file lacks or has out of order.
 fn kernel_head_problem(text: &str) -> Option<String> {
-    let head = text.lines().map_while(|line| line.strip_prefix("//!"));
-    let mut sections = KERNEL_HEAD.iter().peekable();
-    for line in head {
-        let line = line.trim_start_matches([' ', '#', '*', '-', '`']).to_lowercase();
-        sections.next_if(|section| line.starts_with(**section));
+    let head: String = text.lines().map_while(|line| line.strip_prefix("//!")).collect::<Vec<_>>().join("\n");
+    let mut rest = head.as_str();
+    for section in KERNEL_HEAD {
+        let Some((_, after)) = rest.split_once(section) else {
+            let order = KERNEL_HEAD.join(", ");
+            return Some(format!(": the file head has no `{section}` in its place; it states, in this order: {order}"));
+        };
+        rest = after;
     }
-    let missing = sections.next()?;
-    let order = KERNEL_HEAD.join(", ");
-    Some(format!(
-        ": the file head has no line that starts with `{missing}` in its place; it states, in this order: {order}"
-    ))
+    None
 }
 
 #[cfg(test)]
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn kernel_head_needs_every_section_in_order() {
         let head =
-            |sections: &[&str]| sections.iter().map(|section| format!("//! # {section}: ..\n")).collect::<String>();
+            |sections: &[&str]| sections.iter().map(|section| format!("//! **{section}.** ..\n")).collect::<String>();
         let kernel = "#[kernel(max_threads = 32, min_blocks_per_sm = 1, barriers = 0)]\n";
         let path = "kernels-gpu/src/kernel/fill.rs";
         assert!(problems(path, &(head(&KERNEL_HEAD) + kernel)).is_empty());
