@@ -35,8 +35,16 @@ pub struct Demands {
     pub no_warnings: bool,
 }
 
-/// Builds and checks the modules. The kernels come in the order of module, GPU, entry; none if there is no ptxas.
-pub fn run(demands: Demands) -> anyhow::Result<Vec<Kernel>> {
+/// Modules as ptxas sees them.
+pub struct Report {
+    /// The kernels in the order of module, GPU, entry; none if there is no ptxas.
+    pub kernels: Vec<Kernel>,
+    /// The compilers, which register counts depend on: `rustc 1.96.0, ptxas 13.0.88`.
+    pub compilers: String,
+}
+
+/// Builds and checks the modules.
+pub fn run(demands: Demands) -> anyhow::Result<Report> {
     let ptxas = Ptxas::find();
     let mut modules = Vec::new();
     for arch in Arch::ALL {
@@ -54,7 +62,7 @@ pub fn run(demands: Demands) -> anyhow::Result<Vec<Kernel>> {
         let how = format!("`cargo xtask setup` gets it (PyPI: nvidia-cuda-nvcc=={PINNED_VERSION})");
         ensure!(!demands.ptxas, "no ptxas in target/ptxas-venv, on PATH or in CUDA_HOME: {how}");
         eprintln!("SKIPPED: the PTX was not checked for spills, local memory and warnings, there is no ptxas; {how}");
-        return Ok(Vec::new());
+        return Ok(Report { kernels: Vec::new(), compilers: String::new() });
     };
     println!("ptxas {} ({})", ptxas.version, ptxas.path.display());
 
@@ -71,7 +79,8 @@ pub fn run(demands: Demands) -> anyhow::Result<Vec<Kernel>> {
     println!("{}", table(&kernels, &modules));
     let slow: Vec<String> = kernels.iter().filter_map(local_memory).collect();
     ensure!(slow.is_empty(), "local memory:\n{}", slow.join("\n"));
-    Ok(kernels)
+    let rustc: Vec<&str> = modules[0].toolchain.split_whitespace().take(2).collect();
+    Ok(Report { kernels, compilers: format!("{}, ptxas {}", rustc.join(" "), ptxas.version) })
 }
 
 fn compile(ptxas: &Ptxas, module: &PtxModule, gpu: &'static str) -> anyhow::Result<Vec<Kernel>> {

@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::process;
 
-/// Version of the PyPI package `nvidia-cuda-nvcc` that `cargo xtask setup` installs. The register table belongs to it.
+/// Version of the PyPI package `nvidia-cuda-nvcc` that `cargo xtask setup` installs.
 pub const PINNED_VERSION: &str = "13.0.88";
 
 /// A ptxas program.
