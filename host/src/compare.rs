@@ -3,18 +3,28 @@
 use ndarray::ArrayViewD;
 use num_traits::AsPrimitive;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::Error;
 
 /// Elements that one task compares.
 const BLOCK_ELEMS: usize = 1 << 16;
 
+/// Absolute part of an element's tolerance.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum MaxAtol {
+    /// This value.
+    Fixed(f64),
+    /// This share of the reference's root mean square: the output's own, or the operation's first output's if that is larger
+    /// (grad_k_bias is zero in real arithmetic).
+    OfRms(f64),
+}
+
 /// When an output passes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Absolute part of an element's tolerance.
-    pub max_atol: f64,
+    pub max_atol: MaxAtol,
     /// Part relative to the reference's magnitude.
     pub max_rtol: f64,
     /// Share of elements that must be inside, 0 to 1.
@@ -104,15 +114,27 @@ where
     T: AsPrimitive<f64> + Sync,
 {
     Error::check_shape("list of gradients", &[references.len()], &[outputs.len()])?;
+    let first_rms = || references.first().map_or(0.0, |(_, reference)| rms(reference));
     let pairs = outputs.iter().zip(references);
     pairs
-        .map(|((name, out), (_, reference))| {
-            Error::check_shape(name, reference.shape(), out.shape())?;
-            let (out, reference) = (out.as_standard_layout(), reference.as_standard_layout());
+        .map(|((name, out), (_, view))| {
+            Error::check_shape(name, view.shape(), out.shape())?;
+            let (out, reference) = (out.as_standard_layout(), view.as_standard_layout());
             let (out, reference) = (out.as_slice().unwrap_or_default(), reference.as_slice().unwrap_or_default());
-            compare(name, out, reference, tolerance.max_atol, tolerance.max_rtol)
+            let max_atol = match tolerance.max_atol {
+                MaxAtol::Fixed(max_atol) => max_atol,
+                MaxAtol::OfRms(share) => share * rms(view).max(first_rms()),
+            };
+            compare(name, out, reference, max_atol, tolerance.max_rtol)
         })
         .collect()
+}
+
+/// Root mean square of the finite elements, 0 if there are none.
+fn rms(x: &ArrayViewD<'_, f64>) -> f64 {
+    let (count, sum) =
+        x.iter().filter(|x| x.is_finite()).fold((0usize, 0.0), |(count, sum), x| (count + 1, sum + x * x));
+    (sum / count.max(1) as f64).sqrt()
 }
 
 /// What is known of a run of elements.
@@ -185,7 +207,7 @@ mod tests {
 
     #[test]
     fn tolerance_is_absolute_plus_relative() {
-        let comparison = against(&[0.1, 0.11, 101.0, 101.2, 1.0], &[0.0, 0.0, 100.0, 100.0, 1.0]);
+        let comparison = against(&[0.09, 0.11, 101.0, 101.2, 1.0], &[0.0, 0.0, 100.0, 100.0, 1.0]);
         assert_eq!((comparison.matched, comparison.elements, comparison.worst_index), (3, 5, Some(3)));
         assert!((comparison.worst_abs_error - 1.2).abs() < 1e-5);
         assert!(comparison.passes(0.6) && !comparison.passes(0.61));

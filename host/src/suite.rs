@@ -2,10 +2,12 @@
 //!
 //! The suite files are part of the library: `host/suites/audio_varlen_attention.json` and `host/suites/cross_attention_qkv.json`.
 
+use rand::Rng;
+use rand::seq::IndexedRandom;
 use serde::Deserialize;
 
-use crate::compare::Tolerance;
-use crate::random::normal;
+use crate::compare::{MaxAtol, Tolerance};
+use crate::random::{normal, stream};
 use crate::{CuSeqlens, Error, audio, cross};
 
 const AUDIO_SUITE: &str = include_str!("../suites/audio_varlen_attention.json");
@@ -15,6 +17,20 @@ const CROSS_SUITE: &str = include_str!("../suites/cross_attention_qkv.json");
 struct Suite<Constants, Case> {
     constants: Constants,
     cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct SuiteTolerance {
+    max_atol: f64,
+    max_rtol: f64,
+    required_match_ratio: f64,
+}
+
+impl From<SuiteTolerance> for Tolerance {
+    fn from(suite: SuiteTolerance) -> Self {
+        let SuiteTolerance { max_atol, max_rtol, required_match_ratio } = suite;
+        Tolerance { max_atol: MaxAtol::Fixed(max_atol), max_rtol, required_match_ratio }
+    }
 }
 
 #[derive(Deserialize)]
@@ -28,7 +44,7 @@ struct AudioSuiteCase {
     total_seq_len: usize,
     num_chunks: usize,
     #[serde(flatten)]
-    tolerance: Tolerance,
+    tolerance: SuiteTolerance,
 }
 
 #[derive(Deserialize)]
@@ -46,7 +62,7 @@ struct CrossSuiteCase {
     seq_len_dec: usize,
     seq_len_enc: usize,
     #[serde(flatten)]
-    tolerance: Tolerance,
+    tolerance: SuiteTolerance,
 }
 
 /// A case of operation A.
@@ -98,7 +114,7 @@ pub fn audio_cases() -> Vec<AudioCase> {
         shape: audio::Shape { total_seq_len: case.total_seq_len, num_heads, scale },
         cu_seqlens: balanced_cu_seqlens(case.total_seq_len, case.num_chunks)
             .expect("the embedded suite's sizes are valid"),
-        tolerance: case.tolerance,
+        tolerance: case.tolerance.into(),
     };
     suite.cases.into_iter().map(case).collect()
 }
@@ -120,9 +136,78 @@ pub fn cross_cases() -> Vec<CrossCase> {
             hidden_size: constants.hidden_size,
             cross_hidden_size: constants.cross_hidden_size,
         },
-        tolerance: case.tolerance,
+        tolerance: case.tolerance.into(),
     };
     suite.cases.into_iter().map(case).collect()
+}
+
+/// Tolerance of random cases of operation A. The suite's `max_atol` is 0.0012 to 0.0020 of the rms of grad_hidden_states.
+const RANDOM_AUDIO: Tolerance =
+    Tolerance { max_atol: MaxAtol::OfRms(0.0015), max_rtol: 0.05, required_match_ratio: 0.98 };
+/// Tolerance of random cases of operation B. The suite's `max_atol` is 0.0018 or more of the largest rms of a case's outputs.
+const RANDOM_CROSS: Tolerance =
+    Tolerance { max_atol: MaxAtol::OfRms(0.0018), max_rtol: 0.001, required_match_ratio: 0.99 };
+
+/// Random cases of operation A: 1 to 4 heads; empty, one-token, short and long chunks; padding rows.
+///
+/// The tensors are large enough for a match ratio of 0.98 to mean something: 256 rows at least.
+pub fn random_audio_cases(seed: u64, count: usize) -> Vec<AudioCase> {
+    let case = |index: usize| {
+        let mut rng = stream(seed, u32::MAX, index as u32);
+        let longest = *[1, 16, 128, 200, 600].choose(&mut rng).unwrap_or(&128);
+        let mut offsets = vec![0i32];
+        let mut end = 0;
+        while end < 256 {
+            // Half of the chunks are of any length, the others empty, of one token, or of the longest length.
+            let chunk_len = match rng.random_range(0..8) {
+                0 => 0,
+                1 => 1,
+                2 | 3 => longest,
+                _ => rng.random_range(0..=longest),
+            };
+            end += chunk_len;
+            offsets.push(end);
+        }
+        let padding = if rng.random_bool(0.5) { rng.random_range(1..=40) } else { 0 };
+        let total_seq_len = end as usize + padding;
+        let shape = audio::Shape { total_seq_len, num_heads: rng.random_range(1..=4), scale: 0.125 };
+        let cu_seqlens = CuSeqlens::new(&offsets, total_seq_len).expect("offsets only grow, up to total_seq_len");
+        AudioCase {
+            name: format!("random {index}: T={total_seq_len} chunks={} heads={}", offsets.len() - 1, shape.num_heads),
+            shape,
+            cu_seqlens,
+            tolerance: RANDOM_AUDIO,
+        }
+    };
+    (0..count).map(case).collect()
+}
+
+/// Random cases of operation B: head counts with 1 to 8 query heads a key/value head, all head_dims, odd sequence lengths.
+pub fn random_cross_cases(seed: u64, count: usize) -> Vec<CrossCase> {
+    let case = |index: usize| {
+        let mut rng = stream(seed, u32::MAX - 1, index as u32);
+        let heads = [(1, 1), (4, 4), (6, 3), (8, 2), (8, 1), (16, 4)];
+        let (num_heads, num_kv_heads) = *heads.choose(&mut rng).unwrap_or(&(16, 4));
+        let shape = cross::Shape {
+            batch_size: rng.random_range(1..=3),
+            seq_len_dec: rng.random_range(1..=200),
+            seq_len_enc: rng.random_range(1..=200),
+            num_heads,
+            num_kv_heads,
+            head_dim: *[64, 128, 256].choose(&mut rng).unwrap_or(&256),
+            hidden_size: 8 * rng.random_range(8..=40),
+            cross_hidden_size: 8 * rng.random_range(8..=40),
+        };
+        let cross::Shape { batch_size, seq_len_dec, seq_len_enc, head_dim, .. } = shape;
+        CrossCase {
+            name: format!(
+                "random {index}: B={batch_size} S_dec={seq_len_dec} S_enc={seq_len_enc} heads={num_heads}/{num_kv_heads}x{head_dim}"
+            ),
+            shape,
+            tolerance: RANDOM_CROSS,
+        }
+    };
+    (0..count).map(case).collect()
 }
 
 /// The suite's chunk rule: `num_chunks` chunks of `total_seq_len / num_chunks` rows, the first `total_seq_len % num_chunks` of them

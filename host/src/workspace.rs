@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use crate::Error;
+use crate::gpu::{Buffer, Gpu};
+
 /// Alignment of every region in bytes: what TMA and 16-byte accesses need, with room to spare.
 const ALIGN: u64 = 256;
 
@@ -38,6 +41,57 @@ impl WorkspaceLayout {
     /// Name and place of every region.
     pub fn regions(&self) -> &[(&'static str, Region)] {
         &self.regions
+    }
+}
+
+/// Scratch memory of an operation on a GPU: serves one run at a time, and runs that follow each other on one stream.
+#[derive(Debug)]
+pub struct Workspace {
+    address: u64,
+    bytes: u64,
+    device: usize,
+    /// `None` if the memory is somebody else's.
+    _memory: Option<Buffer<u8>>,
+}
+
+impl Workspace {
+    /// Allocates a workspace of `bytes` bytes, such as a plan's [`WorkspaceLayout::bytes`].
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]: out of memory.
+    pub fn allocate(gpu: &Gpu, bytes: u64) -> Result<Workspace, Error> {
+        let memory = Buffer::uninit(gpu, "the workspace", bytes as usize)?;
+        Ok(Workspace { address: memory.address(), bytes, device: gpu.index(), _memory: Some(memory) })
+    }
+
+    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch.
+    ///
+    /// # Safety
+    /// `address` is a device address on GPU `device` with `bytes` bytes behind it that nothing else uses while work that was given this
+    /// workspace runs.
+    pub unsafe fn foreign(address: u64, bytes: u64, device: usize) -> Workspace {
+        Workspace { address, bytes, device, _memory: None }
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it is on `gpu`, aligned, and large enough for `layout`.
+    pub(crate) fn check(&self, gpu: &Gpu, layout: &WorkspaceLayout) -> Result<(), Error> {
+        let rule = "a workspace is on the plan's GPU, starts on a 256-byte boundary and has at least the plan's workspace bytes";
+        if self.device != gpu.index() || !self.address.is_multiple_of(ALIGN) || self.bytes < layout.bytes() {
+            let (found, needed) = (self.bytes, layout.bytes());
+            let found = format!("{found} bytes at {:#x} on GPU {}, {needed} needed", self.address, self.device);
+            return Err(Error::Layout { tensor: "workspace".into(), found, rule });
+        }
+        Ok(())
+    }
+
+    /// Device address of a region.
+    pub(crate) fn at(&self, region: Region) -> u64 {
+        self.address + region.offset
     }
 }
 

@@ -57,30 +57,10 @@ pub const fn operand_exponent(maximum: i32) -> i32 {
     if maximum < ZERO_ROW { 0 } else { maximum - TOP }
 }
 
-/// Two factors whose product is `2^q`, both finite and normal for every `q`: multiplying by one after the other rounds only
-/// results below 2^-126, which fp16 flushes anyway. Beyond `|q| = 252` the factors stay the same; such a `q` only belongs to rows
-/// of zeros, or to results below 2^-124.
-#[inline(always)]
-pub const fn factors(q: i32) -> (f32, f32) {
-    let q = if q < -252 {
-        -252
-    } else if q > 252 {
-        252
-    } else {
-        q
-    };
-    (power_of_two(q >> 1), power_of_two(q - (q >> 1)))
-}
-
-/// `2^q` for `q` in `-126..=127`.
-#[inline(always)]
-const fn power_of_two(q: i32) -> f32 {
-    f32::from_bits(((q + 127) as u32) << 23)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tile::power_of_two::power_of_two_halves;
 
     #[test]
     fn exponent_is_the_floor_of_the_logarithm_from_the_least_denormal_to_the_largest_number() {
@@ -100,27 +80,16 @@ mod tests {
     #[test]
     fn scaled_row_ends_just_below_the_end_of_fp16() {
         for bits in [1u32, 2, 3, 0x007f_ffff, 0x0080_0000, 0x3f80_0000, 0x3fff_ffff, 0x7f7f_ffff] {
-            let (f, g) = factors(-row_exponent(bits));
+            let (f, g) = power_of_two_halves(-row_exponent(bits));
             let scaled = f32::from_bits(bits) * f * g;
             assert!((16384.0..32768.0).contains(&scaled), "{bits:#x} becomes {scaled}");
         }
     }
 
     #[test]
-    fn factors_multiply_to_the_power_of_two() {
-        for q in -252..=252 {
-            let (f, g) = factors(q);
-            assert!(f.is_normal() && g.is_normal());
-            assert_eq!(f as f64 * g as f64, 2f64.powi(q));
-        }
-        assert_eq!(factors(i32::MIN), factors(-252));
-        assert_eq!(factors(i32::MAX), factors(252));
-    }
-
-    #[test]
     fn hidden_states_that_meet_a_zero_row_stay_finite() {
         let least = operand_exponent(token_exponent(1, 1));
-        let (f, g) = factors(row_exponent(0) - least);
+        let (f, g) = power_of_two_halves(row_exponent(0) - least);
         assert_eq!(f32::MAX * f * g, f32::MAX * 2f32.powi(-126) * 2f32.powi(-126));
         assert_eq!(token_exponent(0, 1), i32::MIN);
         assert_eq!(token_exponent(1, 0), i32::MIN);

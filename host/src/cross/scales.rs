@@ -37,6 +37,7 @@
 //! that depend on them. A gradient row without a finite element other than zero has the exponent
 //! [`ZERO_ROW`](attn_backward_kernels::scale::ZERO_ROW) and takes no part in `R`.
 
+use attn_backward_kernels::tile::power_of_two::power_of_two_halves;
 use attn_backward_kernels::scale;
 use half::f16;
 use ndarray::{Array2, Array3, Array4, ArrayView2, Axis, concatenate};
@@ -59,7 +60,7 @@ impl Operand {
     fn new(rows: ArrayView2<'_, f32>, precision: Precision, shift: impl Fn(usize) -> i32) -> Self {
         let mut scaled = rows.as_standard_layout().into_owned();
         for (t, mut row) in scaled.outer_iter_mut().enumerate() {
-            let (f, g) = scale::factors(-shift(t));
+            let (f, g) = power_of_two_halves(-shift(t));
             row.mapv_inplace(|x| x * f * g);
         }
         let hi = scaled.mapv(f16::from_f32);

@@ -1,7 +1,6 @@
 //! Device memory that this library owns.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use cust::error::CudaError;
 use cust::memory::{DeviceBuffer, mem_get_info};
@@ -182,33 +181,8 @@ impl<T: DeviceValue> Buffer<T> {
     /// # Errors
     /// [`GpuError::Driver`].
     pub fn fill_bytes(&mut self, stream: &Stream, value: u8) -> Result<(), GpuError> {
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        let _current = self.gpu.make_current()?;
         // SAFETY: the buffer holds `size_bytes`, any bits are values, and freeing it waits.
-        check("cuMemsetD8Async", unsafe {
-            driver::cuMemsetD8Async(self.address(), value, self.size_bytes(), stream.as_raw())
-        })
-    }
-
-    /// Enqueues setting every 32-bit word in `range` of the values to `word`. `T` has a multiple of 4 bytes.
-    ///
-    /// # Errors
-    /// [`GpuError::CopyLength`] if `range` ends past the last value; [`GpuError::Driver`].
-    pub fn fill_words(&mut self, stream: &Stream, range: Range<usize>, word: u32) -> Result<(), GpuError> {
-        const { assert!(size_of::<T>().is_multiple_of(size_of::<u32>())) };
-        if range.end > self.len {
-            return self.check_len(range.end, self.len);
-        }
-        let words = range.len() * size_of::<T>() / size_of::<u32>();
-        if words == 0 {
-            return Ok(());
-        }
-        let _current = self.gpu.make_current()?;
-        let address = self.address() + (range.start * size_of::<T>()) as u64;
-        // SAFETY: the range lies in the buffer, any bits are values, and freeing the buffer waits.
-        check("cuMemsetD32Async", unsafe { driver::cuMemsetD32Async(address, word, words, stream.as_raw()) })
+        unsafe { stream.fill(self.address(), value, self.size_bytes()) }
     }
 
     fn check_len(&self, source_len: usize, destination_len: usize) -> Result<(), GpuError> {

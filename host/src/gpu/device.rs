@@ -115,6 +115,14 @@ impl Gpu {
         Ok(slot.insert(module).clone())
     }
 
+    /// Compiles and loads a module unless it is loaded already, as the first kernel looked up in it would.
+    ///
+    /// # Errors
+    /// [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`], [`GpuError::PtxRejected`] or [`GpuError::Driver`].
+    pub fn load(&self, kind: ModuleKind) -> Result<(), GpuError> {
+        self.module(kind).map(|_| ())
+    }
+
     /// Waits for all work on this GPU's primary context, this library's and others'.
     ///
     /// # Errors
@@ -186,9 +194,10 @@ pub fn driver_version() -> Result<(u32, u32), GpuError> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// The driver functions that this library knows and the loaded driver does not have, by name; none before a driver is loaded.
+/// The functions that this library may call and the loaded driver is too old to have; empty before a driver is loaded.
 pub fn missing_driver_functions() -> Vec<&'static str> {
-    cuda_driver_shim::missing_functions().filter_map(|name| name.to_str().ok()).collect()
+    let missing = cuda_driver_shim::missing_functions().filter_map(|name| name.to_str().ok());
+    missing.filter(|name| driver::NEWER_THAN_CUDA_11_0.contains(name)).collect()
 }
 
 /// The newest PTX version that a driver of the given CUDA version compiles, from NVIDIA's list; for versions past its end, the last of it.

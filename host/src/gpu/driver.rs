@@ -8,7 +8,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use cust::error::{CudaError, CudaResult};
 use cust::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream};
 
-use super::{GpuError, TensorMap};
+use super::GpuError;
+use super::tensor_map::AlignedMap;
 
 /// `CUresult`.
 pub(super) type Status = c_uint;
@@ -19,7 +20,9 @@ pub(super) const ERROR_NO_DEVICE: Status = 100;
 pub(super) const ERROR_INVALID_IMAGE: Status = 200;
 pub(super) const ERROR_NO_BINARY_FOR_GPU: Status = 209;
 pub(super) const ERROR_INVALID_PTX: Status = 218;
+pub(super) const ERROR_JIT_COMPILER_NOT_FOUND: Status = 221;
 pub(super) const ERROR_UNSUPPORTED_PTX_VERSION: Status = 222;
+pub(super) const ERROR_JIT_COMPILATION_DISABLED: Status = 223;
 
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const STREAM_CAPTURE_THREAD_LOCAL: c_uint = 1;
@@ -28,6 +31,10 @@ pub(super) const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
 pub(super) const POINTER_DEVICE_ORDINAL: c_uint = 9;
 pub(super) const FUNCTION_MAX_DYNAMIC_SHARED_BYTES: c_uint = 8;
 pub(super) const DEVICE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_uint = 97;
+
+/// The functions below that the oldest driver which takes the portable module (CUDA 11.0) does not have.
+pub(super) const NEWER_THAN_CUDA_11_0: [&str; 3] =
+    ["cuGraphInstantiateWithFlags", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"];
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -123,11 +130,10 @@ unsafe extern "C" {
     pub(super) fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Status;
     pub(super) fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Status;
     pub(super) fn cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> Status;
-    pub(super) fn cuMemsetD32Async(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> Status;
     pub(super) fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, address: CUdeviceptr) -> Status;
 
     pub(super) fn cuTensorMapEncodeTiled(
-        map: *mut TensorMap,
+        map: *mut AlignedMap,
         dtype: c_uint,
         rank: c_uint,
         address: CUdeviceptr,

@@ -88,8 +88,7 @@ impl Gpu {
     /// driver caches the result on disk.
     ///
     /// # Errors
-    /// [`GpuError::KernelMissing`]; [`GpuError::ComputeCapability`], [`GpuError::PtxMissing`] or [`GpuError::PtxRejected`] if the
-    /// module cannot be loaded; [`GpuError::Driver`].
+    /// As [`Gpu::load`]; [`GpuError::KernelMissing`].
     pub fn kernel(&self, kind: ModuleKind, name: &str) -> Result<Kernel, GpuError> {
         let module = self.module(kind)?;
         let description = module.description;

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::ptr;
 
-use super::driver::{self, Status};
+use super::driver::{self, Status, check_cust};
 use super::{DeviceProperties, GpuError, PtxRejection, driver_version, newest_ptx_isa, ptx};
 
 /// The PTX modules of the kernel crate.
@@ -89,13 +89,10 @@ fn load_ptx(name: &'static str, text: &str, properties: &DeviceProperties) -> Re
     let Ok(image) = CString::new(text) else {
         return Err(rejected(driver::ERROR_INVALID_IMAGE, "the text holds a NUL character".into()));
     };
-    match cust::module::Module::from_ptx_cstr(&image, &[]) {
-        Ok(module) => Ok(module),
-        Err(error) => {
-            let (status, log) = compile_for_log(&image);
-            Err(rejected(if status == driver::SUCCESS { error as Status } else { status }, log))
-        }
-    }
+    cust::module::Module::from_ptx_cstr(&image, &[]).or_else(|error| match compile_for_log(&image) {
+        (status, log) if hint(status).is_some() => Err(rejected(status, log)),
+        _ => check_cust("cuModuleLoadDataEx", Err(error)),
+    })
 }
 
 /// Compiles a module that was refused once more, for the true status and the compiler's log, neither of which `cust` returns.
@@ -119,6 +116,22 @@ fn compile_for_log(image: &CString) -> (Status, String) {
     (status, String::from_utf8_lossy(text).into_owned())
 }
 
+/// What to do about a status that means "this PTX, not with this driver and GPU"; `None` for other statuses.
+fn hint(status: Status) -> Option<&'static str> {
+    match status {
+        driver::ERROR_UNSUPPORTED_PTX_VERSION => Some("update the driver"),
+        driver::ERROR_INVALID_IMAGE | driver::ERROR_INVALID_PTX => {
+            Some("the PTX is damaged or wrong: run `cargo xtask build-ptx`")
+        }
+        driver::ERROR_NO_BINARY_FOR_GPU => Some("it is for another GPU: use the portable kernels"),
+        driver::ERROR_JIT_COMPILER_NOT_FOUND => {
+            Some("the driver's PTX compiler is not installed (libnvidia-ptxjitcompiler.so.1): install the whole driver")
+        }
+        driver::ERROR_JIT_COMPILATION_DISABLED => Some("unset CUDA_DISABLE_PTX_JIT"),
+        _ => None,
+    }
+}
+
 /// The error for a module that the driver refused.
 fn rejection(
     module: &'static str,
@@ -134,18 +147,11 @@ fn rejection(
     };
     let (target, version) = (directive(".target"), directive(".version"));
     let (cuda, isa) = (format!("CUDA {}.{}", driver.0, driver.1), newest_ptx_isa(driver));
-    let parsed = version.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    let too_new =
-        status == driver::ERROR_UNSUPPORTED_PTX_VERSION || parsed.is_some_and(|version: (u32, u32)| version > isa);
-    let hint = if too_new {
-        format!("PTX {version} is newer than a driver of {cuda} supports (PTX {}.{}): update the driver", isa.0, isa.1)
-    } else if status == driver::ERROR_NO_BINARY_FOR_GPU {
-        "it is for another GPU: use the portable kernels".into()
-    } else if status == driver::ERROR_INVALID_PTX || status == driver::ERROR_INVALID_IMAGE {
-        "the PTX is damaged or wrong: run `cargo xtask build-ptx`".into()
-    } else {
-        "see the driver's message".into()
-    };
+    let mut hint = hint(status).unwrap_or_default().to_owned();
+    if status == driver::ERROR_UNSUPPORTED_PTX_VERSION {
+        let supported = format!("PTX {version} is newer than a driver of {cuda} supports (PTX {}.{})", isa.0, isa.1);
+        hint = format!("{supported}: {hint}");
+    }
     let (major, minor) = properties.compute_capability;
     GpuError::PtxRejected(Box::new(PtxRejection {
         module,

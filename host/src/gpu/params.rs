@@ -1,6 +1,10 @@
 //! What may cross the boundary between host and kernels by value.
 
-use attn_backward_kernels::params::{AttentionParams, AttentionTile, ColumnSumsParams, GemmParams, SumPartialsParams};
+use attn_backward_kernels::params::{
+    AttentionParams, AttentionTile, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
+};
+use attn_backward_kernels::params_wgmma::WgmmaParams;
+use attn_backward_kernels::schedule::item::Item;
 use half::{bf16, f16};
 
 /// The parameter struct of a kernel.
@@ -11,6 +15,10 @@ pub unsafe trait KernelParams: Copy {}
 
 // SAFETY: `repr(C)`, and shared with the kernels by the crate that defines both.
 unsafe impl KernelParams for GemmParams {}
+// SAFETY: as above.
+unsafe impl KernelParams for WgmmaParams {}
+// SAFETY: as above.
+unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for AttentionParams {}
 // SAFETY: as above.
@@ -33,4 +41,4 @@ macro_rules! device_values {
     };
 }
 
-device_values!(u8 u16 u32 u64 i32 i64 f32 f64 bf16 f16 AttentionTile);
+device_values!(u8 u16 u32 u64 i32 i64 f32 f64 bf16 f16 AttentionTile Item);

@@ -1,4 +1,4 @@
-//! The PTX modules that this build carries.
+//! The PTX modules that this build carries, as `build.rs` made them.
 
 /// One PTX module of the kernel crate.
 #[derive(Debug)]
@@ -26,11 +26,4 @@ pub struct Entry {
     pub max_threads: u32,
 }
 
-/// For every NVIDIA GPU since Ampere.
-pub const PORTABLE: Module = Module { name: "portable", arch: "sm_80", ptx: None, source_hash: "", entries: &[] };
-
-/// For GPUs of compute capability 9.0.
-pub const HOPPER: Module = Module { name: "hopper", arch: "sm_90a", ptx: None, source_hash: "", entries: &[] };
-
-/// Why a module has no PTX and what to do about it.
-pub const MISSING: &str = "this build carries no PTX: run `cargo xtask build-ptx` and build again";
+include!(concat!(env!("OUT_DIR"), "/ptx_modules.rs"));

@@ -63,6 +63,22 @@ impl Stream {
         self.raw
     }
 
+    /// Enqueues setting `bytes` bytes from device address `address` on to `value`.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`].
+    ///
+    /// # Safety
+    /// The bytes are allocated on the stream's GPU and used by no other work until this has ended.
+    pub unsafe fn fill(&self, address: u64, value: u8, bytes: usize) -> Result<(), GpuError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.gpu.make_current()?;
+        // SAFETY: the caller's.
+        check("cuMemsetD8Async", unsafe { driver::cuMemsetD8Async(address, value, bytes, self.raw) })
+    }
+
     /// Waits until all work in the stream has ended.
     ///
     /// # Errors

@@ -207,3 +207,15 @@ pub unsafe fn red_max_s32_if(ok: bool, p: *mut i32, v: i32) {
              ok = in(reg32) ok as u32, p = in(reg64) p, v = in(reg32) v, options(nostack))
     }
 }
+
+/// `ld.global.nc.b32` of a signed word.
+///
+/// # Safety
+/// `p` is 4-byte aligned and points to 4 readable bytes that nothing writes during the launch.
+#[inline(always)]
+pub unsafe fn ldg32_s32(p: *const i32) -> i32 {
+    let r: i32;
+    // SAFETY: as the caller promises.
+    unsafe { asm!("ld.global.nc.b32 {r}, [{p}];", r = out(reg32) r, p = in(reg64) p, options(readonly, nostack)) };
+    r
+}

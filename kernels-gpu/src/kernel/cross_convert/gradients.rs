@@ -7,6 +7,7 @@ use crate::params::CrossConvertParams;
 use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, lds128, red_max_s32_if, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
+use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::{shared, thread};
 
 /// Loads of hidden states that are in flight together with a token's first gradient loads.
@@ -169,7 +170,7 @@ unsafe fn convert_tokens<const HELD: usize, const AT_ONCE: usize, const PARTS: u
             maximum = maximum.max(scale::token_exponent(largest_gradient, largest_hidden));
             stg32_if(thread == 0, tokens.row_exponents.wrapping_add(row as usize).cast(), e as u32);
 
-            let factors = scale::factors(-e);
+            let factors = power_of_two_halves(-e);
             let out = row as u64 * tokens.row_pieces as u64 * 8;
             let store_pieces = |first: u32, v: &[[f32; 4]; HELD]| {
                 for (i, v) in v.iter().enumerate() {

@@ -6,6 +6,7 @@ use crate::config::cross_convert::THREADS;
 use crate::params::CrossConvertParams;
 use crate::ptx::memory::{ldg128_stream_or_zero, stg32_if};
 use crate::scale;
+use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::{thread, warp};
 
 /// Loads that a thread has in flight.
@@ -37,7 +38,7 @@ unsafe fn convert_rows<const PARTS: usize>(m: &Matrix, first: u32) -> u32 {
     unsafe {
         while row < m.rows {
             let e = m.row_exponents.map_or(0, |e| e.wrapping_add(row as usize).read());
-            let factors = scale::factors(e - m.exponent);
+            let factors = power_of_two_halves(e - m.exponent);
             let start = row as u64 * m.row_pieces as u64;
             let mut base = 0;
             while base < m.row_pieces {
