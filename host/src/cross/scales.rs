@@ -46,7 +46,7 @@ use super::{Gradients, Inputs, Precision};
 use crate::Error;
 use crate::linalg::matmul;
 
-/// A converted matrix.
+/// A converted matrix; its parts are in standard layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
     /// The nearest fp16 of each scaled element.
@@ -58,7 +58,7 @@ pub struct Operand {
 impl Operand {
     /// Row `t` of `rows` times `2^-shift(t)`, in one or two parts.
     fn new(rows: ArrayView2<'_, f32>, precision: Precision, shift: impl Fn(usize) -> i32) -> Self {
-        let mut scaled = rows.to_owned();
+        let mut scaled = rows.as_standard_layout().into_owned();
         for (t, mut row) in scaled.outer_iter_mut().enumerate() {
             let (f, g) = power_of_two_halves(-shift(t));
             row.mapv_inplace(|x| x * f * g);
