@@ -37,7 +37,7 @@ use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 use crate::config::gemm::*;
 use crate::params::{GemmParams, MAX_SEGMENTS, Major, OutputType, Product};
-use crate::ptx::convert::bf16x2;
+use crate::ptx::convert::{bf16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16};
 use crate::ptx::memory::{ldg32_s32, stg64_if, stg128_if};
@@ -533,6 +533,18 @@ impl Output {
     }
 }
 
+/// Between neighbouring lanes: the even lane ends with both lanes' `even`, the odd one with both lanes' `odd`, the even lane's first.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+unsafe fn exchange(is_odd: bool, even: u32, odd: u32) -> [u32; 2] {
+    let (kept, sent) = (select(is_odd, odd, even), select(is_odd, even, odd));
+    // SAFETY: the caller's.
+    let got = unsafe { shfl_xor::<1>(f32::from_bits(sent)) }.to_bits();
+    [select(is_odd, got, kept), select(is_odd, kept, got)]
+}
+
 /// Scales, rounds and writes the warp's part of the tile. Neighbouring lanes exchange halves of a 16-column pair, so that each lane
 /// writes four columns in a row and a warp full 32-byte sectors.
 ///
@@ -546,7 +558,7 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
     first: (u32, u32),
     sums: &Accumulators<PAIRS>,
 ) {
-    let odd = place.lane % 2 == 1;
+    let is_odd = place.lane % 2 == 1;
     let column = first.1 + place.n + 8 * (place.lane % 2) + 4 * (place.lane % 4 / 2);
     for (i, sums) in sums.iter().enumerate() {
         for h in 0..2 {
@@ -560,19 +572,13 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
                     let at = row as u64 * output.pitch as u64 + column as u64;
                     let ok = row < output.m && column < output.n;
                     if BF16 {
-                        let packed = [bf16x2(x[0][0], x[0][1]), bf16x2(x[1][0], x[1][1])];
-                        let kept = if odd { packed[1] } else { packed[0] };
-                        let sent = if odd { packed[0] } else { packed[1] };
-                        let got = shfl_xor::<1>(f32::from_bits(sent)).to_bits();
-                        let (low, high) = if odd { (got, kept) } else { (kept, got) };
+                        let [even, odd] = x.map(|tile| bf16x2(tile[0], tile[1]));
+                        let [low, high] = exchange(is_odd, even, odd);
                         stg64_if(ok, output.c.wrapping_add(2 * at as usize), low, high);
                     } else {
-                        let x = x.map(|tile| tile.map(f32::to_bits));
-                        let kept = if odd { x[1] } else { x[0] };
-                        let sent = if odd { x[0] } else { x[1] };
-                        let got = sent.map(|word| shfl_xor::<1>(f32::from_bits(word)).to_bits());
-                        let (low, high) = if odd { (got, kept) } else { (kept, got) };
-                        stg128_if(ok, output.c.wrapping_add(4 * at as usize), [low[0], low[1], high[0], high[1]]);
+                        let [even, odd] = x.map(|tile| tile.map(f32::to_bits));
+                        let (first, second) = (exchange(is_odd, even[0], odd[0]), exchange(is_odd, even[1], odd[1]));
+                        stg128_if(ok, output.c.wrapping_add(4 * at as usize), [first[0], second[0], first[1], second[1]]);
                     }
                 }
             }
