@@ -46,6 +46,8 @@ pub mod gemm {
     const _: () = assert!(TILE_K * 2 == crate::tile::layout::ROW_BYTES);
     const _: () = assert!(PROMOTE_K % TILE_K == 0);
     const _: () = assert!(SMEM_BYTES <= 99 * 1024, "the least that compute capability 8.0 and later grants a block");
-    const _: () = assert!(BLOCKS_PER_SM * (SMEM_BYTES + 1024) <= 228 * 1024, "two blocks fit on an SM of compute capability 9.0");
-    const _: () = assert!(BLOCKS_PER_SM * THREADS * 256 <= 65536 && PROMOTED_BLOCKS_PER_SM * PROMOTED_THREADS * 256 <= 65536);
+    const _: () =
+        assert!(BLOCKS_PER_SM * (SMEM_BYTES + 1024) <= 228 * 1024, "two blocks fit on an SM of compute capability 9.0");
+    const _: () =
+        assert!(BLOCKS_PER_SM * THREADS * 256 <= 65536 && PROMOTED_BLOCKS_PER_SM * PROMOTED_THREADS * 256 <= 65536);
 }

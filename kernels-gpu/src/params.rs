@@ -29,28 +29,29 @@ pub enum OutputType {
 
 /// One product of a grouped GEMM: `C[m, n] = 2^(row_exponents[m] + exponent) * sum over segments s of A_s[m, k] B_s[k, n]`.
 ///
-/// A is K-major or MN-major, B is always MN-major (`[k, n]` row-major): dgrad is (K, Mn), wgrad is (Mn, Mn).
-/// 16-bit operands; every row starts on a 16-byte boundary (leading dimensions and the contiguous extents are multiples of 8).
+/// A is K-major or MN-major, B is always MN-major (`[k, n]` row-major): dgrad is (K, Mn), wgrad is (Mn, Mn). 16-bit operands.
+/// `m`, `n` > 0. 16-byte alignment throughout: `a`, `b`, `c` and `partials` are multiples of 16; `lda`, `ldb`, `ldc`, `n`, and
+/// `k` (K-major A) or `m` (MN-major A) are multiples of 8. No element past these extents is read or written.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
-    /// A of each segment.
+    /// A of each segment; null past the last.
     pub a: [*const u16; MAX_SEGMENTS],
-    /// B of each segment.
+    /// B of each segment; null past the last.
     pub b: [*const u16; MAX_SEGMENTS],
     /// C, bf16 or f32, row pitch `ldc` elements; every element of `[m, n]` is written.
     pub c: *mut u8,
     /// Null, or `[m]`: exponents of the power of two that each row of C is multiplied by.
     pub row_exponents: *const i32,
-    /// Null, or one exponent for all of C, added to the row's.
+    /// Null, or one exponent for all of C, added to the row's. The sum is clamped to -252..=252.
     pub exponent: *const i32,
     /// `splits > 1`: fp32 `[splits, m, n]`, the unscaled sums of each K range; C is then written by `gemm_reduce`.
     pub partials: *mut f32,
     /// Rows of C.
     pub m: u32,
-    /// Columns of C, a multiple of 8.
+    /// Columns of C.
     pub n: u32,
-    /// Depth of one segment.
+    /// Depth of one segment; 0: C is zero.
     pub k: u32,
     /// Row pitch of A in elements.
     pub lda: u32,
@@ -62,7 +63,7 @@ pub struct Product {
     pub a_major: u32,
     /// `OutputType as u32`.
     pub c_type: u32,
-    /// Segments in use, 1..=MAX_SEGMENTS.
+    /// Segments in use, 1..=MAX_SEGMENTS, summed in order.
     pub num_segments: u32,
     /// Ranges that the k-blocks of all segments, one after the other, are cut into; 1: C is written directly.
     pub splits: u32,
@@ -74,11 +75,35 @@ pub struct Product {
 }
 const _: () = assert!(size_of::<Product>() == 128);
 
+impl Product {
+    /// A product that no block works on: what unused entries of [`GemmParams`] hold.
+    pub const EMPTY: Product = Product {
+        a: [core::ptr::null(); MAX_SEGMENTS],
+        b: [core::ptr::null(); MAX_SEGMENTS],
+        c: core::ptr::null_mut(),
+        row_exponents: core::ptr::null(),
+        exponent: core::ptr::null(),
+        partials: core::ptr::null_mut(),
+        m: 0,
+        n: 0,
+        k: 0,
+        lda: 0,
+        ldb: 0,
+        ldc: 0,
+        a_major: Major::K as u32,
+        c_type: OutputType::F32 as u32,
+        num_segments: 0,
+        splits: 1,
+        first_block: 0,
+        reserved: 0,
+    };
+}
+
 /// Parameters of the portable `gemm_*` kernels and of `gemm_reduce`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GemmParams {
-    /// The products, in the order of their blocks.
+    /// The products, in the order of their blocks; [`Product::EMPTY`] past the last.
     pub products: [Product; MAX_PRODUCTS],
     /// How many of them are in use.
     pub num_products: u32,

@@ -1,1 +1,2 @@
 //! Grouped GEMM plans.
+pub mod portable;

@@ -44,7 +44,8 @@ use crate::ptx::memory::{ldg32_s32, stg64_if, stg128_if};
 use crate::ptx::sync::shfl_xor;
 use crate::schedule::grouped::{segment_blocks, segment_of_block, split_start, tile_of_block, tiles_m, tiles_n};
 use crate::tile::gemm_tile::{
-    K_MAJOR_PIECES, MN_MAJOR_PIECES, PIECES, a_k_major_lane, a_mn_major_lane, b_mn_major_lane, k_major_offset, mn_major_offset,
+    K_MAJOR_PIECES, MN_MAJOR_PIECES, PIECES, a_k_major_lane, a_mn_major_lane, b_mn_major_lane, k_major_offset,
+    mn_major_offset,
 };
 use crate::tile::layout::ROW_BYTES;
 use crate::tile::power_of_two::power_of_two_halves;
@@ -153,7 +154,9 @@ impl Copies {
         let mut source = source;
         for i in 0..PIECES / threads::<PAIRS>() {
             // SAFETY: the caller's; sources past the limit are not read.
-            unsafe { cp_async16(tile + self.offset + i * self.step_rows * ROW_BYTES, source, i * self.step_rows < limit) };
+            unsafe {
+                cp_async16(tile + self.offset + i * self.step_rows * ROW_BYTES, source, i * self.step_rows < limit)
+            };
             source = source.wrapping_add(self.step_bytes as usize);
         }
     }
@@ -368,7 +371,12 @@ struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// Starts at k-block `block` of all segments together.
     #[inline(always)]
-    fn new<A: LayoutA, const PAIRS: usize>(product: Selected<'a>, place: Place, first: (u32, u32), block: u32) -> Loader<'a> {
+    fn new<A: LayoutA, const PAIRS: usize>(
+        product: Selected<'a>,
+        place: Place,
+        first: (u32, u32),
+        block: u32,
+    ) -> Loader<'a> {
         let (m, n, k) = product.get(|p| (p.m, p.n, p.k));
         let a = A::copies::<PAIRS>(place, product.get(|p| p.lda), first.0);
         let b = Copies::mn_major::<PAIRS>(place, product.get(|p| p.ldb), first.1);
@@ -578,7 +586,11 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
                     } else {
                         let [even, odd] = x.map(|tile| tile.map(f32::to_bits));
                         let (first, second) = (exchange(is_odd, even[0], odd[0]), exchange(is_odd, even[1], odd[1]));
-                        stg128_if(ok, output.c.wrapping_add(4 * at as usize), [first[0], second[0], first[1], second[1]]);
+                        stg128_if(
+                            ok,
+                            output.c.wrapping_add(4 * at as usize),
+                            [first[0], second[0], first[1], second[1]],
+                        );
                     }
                 }
             }

@@ -115,7 +115,10 @@ mod tests {
             for t in 0..threads {
                 for i in 0..PIECES / threads {
                     let (rk, rm) = (threads / 8, threads / 16);
-                    assert_eq!(k_major_offset(t / 8 + i * rk, t % 8), k_major_offset(t / 8, t % 8) + i * rk * ROW_BYTES);
+                    assert_eq!(
+                        k_major_offset(t / 8 + i * rk, t % 8),
+                        k_major_offset(t / 8, t % 8) + i * rk * ROW_BYTES
+                    );
                     let (got, first) = (mn_major_offset(t / 16 + i * rm, t % 16), mn_major_offset(t / 16, t % 16));
                     assert_eq!(got, first + i * rm * ROW_BYTES);
                 }
