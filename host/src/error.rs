@@ -59,6 +59,18 @@ pub enum Error {
         /// What is supported.
         supported: String,
     },
+    /// A result that was to be timed differs from the reference.
+    #[error("{case}: {gradient} is wrong ({matched_ratio:.4} of its elements match, {needed} needed), and wrong results are not timed")]
+    WrongResult {
+        /// Name of the case.
+        case: String,
+        /// Public name of the gradient.
+        gradient: String,
+        /// Share of its elements inside the tolerance.
+        matched_ratio: f64,
+        /// Share that is needed.
+        needed: f64,
+    },
     /// The GPU, its driver or a kernel.
     #[error(transparent)]
     Gpu(#[from] GpuError),

@@ -1,2 +1,8 @@
-//! The attn-backward program.
-fn main() {}
+//! The `attn-backward` program.
+use std::process::ExitCode;
+
+mod cli;
+
+fn main() -> ExitCode {
+    cli::run()
+}

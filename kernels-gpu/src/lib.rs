@@ -6,17 +6,21 @@
 //! Two PTX modules come from this crate: **portable** (`sm_80`: mma.sync, ldmatrix, cp.async) and **Hopper** (`sm_90a`: all of the
 //! portable entries, recompiled, and the `wgmma_*` kernels). What belongs to Hopper alone is behind `cfg(target_feature = "sm_90a")`.
 //!
-//! * [`params`]: the structs that cross the boundary
+//! * [`params`], [`params_wgmma`]: the structs that cross the boundary
 //! * [`config`]: per-kernel constants, read by device code and by the host's plans
 //! * `ptx`: one inline function, one instruction
 //! * [`tile`]: shared-memory layouts, fragments, descriptors
 //! * [`schedule`]: which tile next; pure, tested on the CPU
+//! * [`scale`]: power-of-two scales of fp16 operands; pure, shared with the host's emulation
 //! * `kernel`: one entry point (or one family of them) a file
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod config;
 pub mod params;
+
+pub mod params_wgmma;
+pub mod scale;
 pub mod schedule;
 pub mod tile;
 

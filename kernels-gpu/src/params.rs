@@ -2,6 +2,10 @@
 //!
 //! Pointers are device addresses. A kernel takes exactly one of these by value.
 
+#[path = "params_cross.rs"]
+mod cross;
+pub use cross::CrossConvertParams;
+
 /// Products that one grouped GEMM launch can hold.
 pub const MAX_PRODUCTS: usize = 5;
 /// Segments that the K dimension of a product can be cut into.
@@ -112,17 +116,18 @@ pub struct GemmParams {
 }
 const _: () = assert!(size_of::<GemmParams>() == 648);
 
-/// Work of one block of the attention kernels: a chunk (short kernel), one 64-row tile of a chunk (long kernels), or padding rows.
+/// Work of one block of the attention kernels: a chunk (short kernel) or one 64-row tile of a chunk (long kernels). Empty chunks and
+/// padding rows have none: nothing is written for them.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionTile {
     /// First row of the chunk.
     pub start: u32,
-    /// Rows of the chunk; 0: rows `start .. start + first` are padding and get zeros.
+    /// Rows of the chunk, at least 1.
     pub len: u32,
-    /// First row of the tile, relative to `start`; for padding, the number of rows (at most 64).
+    /// First row of the tile, relative to `start`; 0 for the short kernel.
     pub first: u32,
-    /// Row of `bias_partials` that takes this block's column sums (padding writes none).
+    /// Row of `bias_partials` that takes this block's column sums.
     pub bias_row: u32,
 }
 const _: () = assert!(size_of::<AttentionTile>() == 16);
@@ -139,7 +144,7 @@ pub struct AttentionParams {
     pub value_states: *const u8,
     /// fp32 `[total_seq_len, num_heads * 64]`: grad_output @ out_weight.
     pub d_attn: *const u8,
-    /// `[gridDim.y]`.
+    /// `[gridDim.x]`.
     pub tiles: *const AttentionTile,
     /// Out: bf16 `[total_seq_len, num_heads * 64]`, the attention output.
     pub o: *mut u8,

@@ -1,1 +1,4 @@
-//! Test support.
+//! Test support: random shapes and inputs, tolerances, assertions.
+
+pub mod assertions;
+pub mod strategies;

@@ -11,10 +11,19 @@
 use half::bf16;
 use ndarray::{Array1, Array2, Array4, ArrayViewD};
 
-use crate::{CuSeqlens, Error};
+use crate::gpu::Stream;
+use crate::{CuSeqlens, Device, Error, Target, Workspace};
 
 pub mod cpu;
+mod device;
+mod launch;
+mod plan;
 pub mod reference;
+mod tiles;
+
+pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
+pub use launch::Backward;
+pub use plan::Plan;
 
 /// The one head_dim that operation A supports.
 pub const HEAD_DIM: usize = 64;
@@ -34,6 +43,23 @@ impl Shape {
     /// Model width, `num_heads * 64`.
     pub fn d_model(&self) -> usize {
         self.num_heads * HEAD_DIM
+    }
+
+    /// Checks what the operation supports, and that `cu_seqlens` was made for as many rows.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for no heads, or a scale that is not finite and positive; [`Error::Shape`].
+    pub fn check(&self, cu_seqlens: &CuSeqlens) -> Result<(), Error> {
+        let unsupported = |argument, value: String, supported: &str| {
+            Err(Error::Unsupported { argument, value, supported: supported.into() })
+        };
+        if self.num_heads == 0 {
+            return unsupported("num_heads", "0".into(), "at least 1");
+        }
+        if !(self.scale.is_finite() && self.scale > 0.0) {
+            return unsupported("scale", self.scale.to_string(), "finite and greater than 0");
+        }
+        Error::check_shape("rows that cu_seqlens was made for", &[self.total_seq_len], &[cu_seqlens.total_seq_len()])
     }
 }
 
@@ -72,22 +98,16 @@ impl Inputs {
     /// other than 1, no heads, or a scale that is not finite and positive.
     pub fn shape(&self) -> Result<Shape, Error> {
         let (one, num_heads, total_seq_len, head_dim) = self.query_states.dim();
-        let unsupported = |argument, value: String, supported: &str| {
-            Err(Error::Unsupported { argument, value, supported: supported.into() })
-        };
         if one != 1 {
-            return unsupported("batch of query_states", one.to_string(), "1, sequences are packed along the tokens");
+            let supported = "1, sequences are packed along the tokens".into();
+            return Err(Error::Unsupported { argument: "batch of query_states", value: one.to_string(), supported });
         }
         if head_dim != HEAD_DIM {
-            return unsupported("head_dim", head_dim.to_string(), "64");
-        }
-        if num_heads == 0 {
-            return unsupported("num_heads", "0".into(), "at least 1");
-        }
-        if !(self.scale.is_finite() && self.scale > 0.0) {
-            return unsupported("scale", self.scale.to_string(), "finite and greater than 0");
+            let supported = HEAD_DIM.to_string();
+            return Err(Error::Unsupported { argument: "head_dim", value: head_dim.to_string(), supported });
         }
         let shape = Shape { total_seq_len, num_heads, scale: self.scale };
+        shape.check(&self.cu_seqlens)?;
         let d_model = shape.d_model();
         let heads = [1, num_heads, total_seq_len, HEAD_DIM];
         Error::check_shape("key_states", &heads, self.key_states.shape())?;
@@ -103,15 +123,6 @@ impl Inputs {
         ];
         for (name, tensor) in weights {
             Error::check_shape(name, &[d_model, d_model], tensor.shape())?;
-        }
-        // The offsets were checked against the rows that their maker named: these must be the tensors' rows.
-        CuSeqlens::new(self.cu_seqlens.offsets(), total_seq_len)?;
-        if self.cu_seqlens.total_seq_len() != total_seq_len {
-            return Err(Error::Shape {
-                tensor: "rows that cu_seqlens was made for".into(),
-                expected: vec![total_seq_len],
-                found: vec![self.cu_seqlens.total_seq_len()],
-            });
         }
         Ok(shape)
     }
@@ -155,6 +166,23 @@ impl<T> Gradients<T> {
             ("grad_out_bias", self.grad_out_bias.view().into_dyn()),
         ]
     }
+}
+
+/// All gradients of operation A, on any device, from host memory to host memory.
+///
+/// # Errors
+/// As [`Inputs::shape`]; [`Error::Gpu`].
+pub fn backward(device: &Device, inputs: &Inputs) -> Result<Gradients, Error> {
+    let Device::Gpu { gpu, module } = device else { return cpu::backward(inputs) };
+    let shape = inputs.shape()?;
+    let plan = Plan::new(&shape, &inputs.cu_seqlens, &Target::of(gpu, *module))?;
+    let operation = Backward::new(gpu, plan)?;
+    let stream = Stream::new(gpu)?;
+    let buffers = InputBuffers::upload(gpu, inputs)?;
+    let mut gradients = GradientBuffers::allocate(gpu, &stream, &shape)?;
+    let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
+    operation.run(&stream, &buffers.views()?, &mut gradients.views()?, &mut workspace)?;
+    gradients.download(&stream)
 }
 
 /// Floating-point operations of the backward pass: `16 T D^2` for the projections and `14 L^2 D` for a chunk of `L` rows.

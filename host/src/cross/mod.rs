@@ -9,10 +9,19 @@
 //! ```
 use ndarray::{Array2, Array3, Array4, ArrayViewD};
 
-use crate::Error;
+use crate::gpu::Stream;
+use crate::{Device, Error, Target, Workspace};
 
 pub mod cpu;
+mod device;
+mod launch;
+mod plan;
 pub mod reference;
+pub mod scales;
+
+pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
+pub use launch::Backward;
+pub use plan::Plan;
 
 /// Sizes of operation B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,4 +219,22 @@ pub fn bytes(shape: &Shape) -> u64 {
     let enc = shape.rows_enc() * 2 * (shape.q_out_dim() + shape.cross_hidden_size);
     let weights = 2 * (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size);
     4 * (dec + enc + weights) as u64
+}
+
+/// All gradients of operation B, on any device, from host memory to host memory.
+///
+/// The CPU computes in f32 whatever `precision` says, which is within the error bound of both.
+///
+/// # Errors
+/// As [`Inputs::shape`]; [`Error::Gpu`].
+pub fn backward(device: &Device, inputs: &Inputs, precision: Precision) -> Result<Gradients, Error> {
+    let Device::Gpu { gpu, module } = device else { return cpu::backward(inputs) };
+    let shape = inputs.shape()?;
+    let operation = Backward::new(gpu, Plan::new(&shape, precision, &Target::of(gpu, *module))?)?;
+    let stream = Stream::new(gpu)?;
+    let buffers = InputBuffers::upload(gpu, inputs)?;
+    let mut gradients = GradientBuffers::allocate(gpu, &stream, &shape)?;
+    let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
+    operation.run(&stream, &buffers.views()?, &mut gradients.views()?, &mut workspace)?;
+    gradients.download(&stream)
 }

@@ -1,2 +1,133 @@
-//! Grouped GEMM plans.
+//! Grouped GEMM: several products `C = A B` in one launch, planned without a GPU.
+//!
+//! Both operations spend nearly all of their arithmetic here. A product comes in the two forms of a linear layer's backward pass:
+//! *dgrad* (`dX = dY W`: A K-major) and *wgrad* (`dW = dY^T X`: A MN-major); B is always MN-major.
+use std::fmt;
+
+use attn_backward_kernels::params::{MAX_SEGMENTS, Major, OutputType};
+
+use crate::{Error, Target};
+use crate::gpu::ModuleKind;
+
+mod grouped;
+pub mod hopper;
 pub mod portable;
+
+pub(crate) use grouped::GroupedGemm;
+
+/// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductShape {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C, a multiple of 8.
+    pub n: usize,
+    /// Depth of a segment.
+    pub k: usize,
+    /// Segments, 1 to 3.
+    pub num_segments: usize,
+    /// Layout of A.
+    pub a_major: Major,
+    /// Element type of C.
+    pub c_type: OutputType,
+}
+
+impl ProductShape {
+    /// Floating-point operations of the product.
+    pub fn flops(&self) -> u64 {
+        2 * (self.m * self.n) as u64 * (self.k * self.num_segments) as u64
+    }
+}
+
+/// Where a product's tensors are: device addresses, and row pitches in elements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProductTensors {
+    /// A of each segment.
+    pub a: [u64; MAX_SEGMENTS],
+    /// B of each segment.
+    pub b: [u64; MAX_SEGMENTS],
+    /// C.
+    pub c: u64,
+    /// 0, or the exponents of the power of two that each row of C is multiplied by (i32 `[m]`).
+    pub row_exponents: u64,
+    /// 0, or one exponent for all of C (i32), added to the row's.
+    pub exponent: u64,
+    /// Row pitch of A.
+    pub lda: u32,
+    /// Row pitch of B.
+    pub ldb: u32,
+    /// Row pitch of C.
+    pub ldc: u32,
+}
+
+/// Arithmetic of a grouped GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operands {
+    /// bf16 operands, fp32 accumulation.
+    Bf16,
+    /// fp16 operands, fp32 accumulation.
+    F16,
+    /// fp16 operands, fp32 accumulation, partial sums promoted to a second fp32 accumulator.
+    F16Promoted,
+}
+
+/// Which kernel computes a group of products, and how the work is cut.
+#[derive(Clone, Debug)]
+pub struct GemmPlan {
+    operands: Operands,
+    products: Vec<ProductShape>,
+    schedule: Schedule,
+}
+
+#[derive(Clone, Debug)]
+enum Schedule {
+    Portable(portable::PortablePlan),
+    Hopper(hopper::HopperPlan),
+}
+
+impl GemmPlan {
+    /// Plans `products` for `target`: the wgmma kernels where the module has them for these products, else the mma.sync ones.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for extents that the kernels do not take.
+    pub fn new(target: &Target, operands: Operands, products: &[ProductShape]) -> Result<GemmPlan, Error> {
+        let promoted = operands == Operands::F16Promoted;
+        let wgmma = if target.module == ModuleKind::Hopper && !promoted {
+            hopper::HopperPlan::new(products, target.num_sms)
+        } else {
+            None
+        };
+        let schedule = match wgmma {
+            Some(plan) => Schedule::Hopper(plan),
+            None => Schedule::Portable(portable::PortablePlan::new(products, target.num_sms as u32, promoted)?),
+        };
+        Ok(GemmPlan { operands, products: products.into(), schedule })
+    }
+
+    /// Scratch memory that a run needs, in bytes: partial sums of split K ranges.
+    pub fn workspace_bytes(&self) -> u64 {
+        match &self.schedule {
+            Schedule::Portable(plan) => plan.workspace_bytes() as u64,
+            Schedule::Hopper(plan) => hopper_counter_bytes(plan) + 4 * plan.workspace_floats() as u64,
+        }
+    }
+
+    /// Floating-point operations of all products.
+    pub fn flops(&self) -> u64 {
+        self.products.iter().map(ProductShape::flops).sum()
+    }
+}
+
+impl fmt::Display for GemmPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.schedule {
+            Schedule::Portable(plan) => plan.fmt(f),
+            Schedule::Hopper(plan) => plan.fmt(f),
+        }
+    }
+}
+
+/// Bytes at the start of a Hopper plan's workspace that its counters take; what follows is aligned for TMA.
+fn hopper_counter_bytes(plan: &hopper::HopperPlan) -> u64 {
+    (4 * plan.num_counters() as u64).next_multiple_of(256)
+}

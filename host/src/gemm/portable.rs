@@ -8,11 +8,12 @@ use std::collections::BinaryHeap;
 use std::fmt;
 
 use attn_backward_kernels::config::gemm::{
-    BLOCKS_PER_SM, MAX_SPLITS, PROMOTED_BLOCKS_PER_SM, PROMOTED_THREADS, SMEM_BYTES, THREADS, TILE_K, TILE_M, TILE_N,
+    BLOCKS_PER_SM, MAX_SPLITS, PROMOTED_BLOCKS_PER_SM, PROMOTED_THREADS, REDUCE_THREADS, SMEM_BYTES, THREADS, TILE_K, TILE_M, TILE_N,
 };
-use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, Major, OutputType, Product};
+use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, Major, Product};
 use attn_backward_kernels::schedule::grouped;
 
+use super::{ProductShape, ProductTensors};
 use crate::Error;
 
 /// Time of one k-block (128 x 128 x 64) on an SM that is full, in us: 430 TFLOP/s on 132 SMs. Estimated, not measured.
@@ -31,44 +32,6 @@ const PARTIAL_BYTES_PER_US: f64 = 4e6;
 const MIN_RANGE: u32 = 2;
 /// Alignment of a product's partials in the workspace.
 const WORKSPACE_ALIGN: usize = 256;
-
-/// Sizes of one product `C[m, n] = sum of num_segments products [m, k] @ [k, n]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProductShape {
-    /// Rows of C, may be 0; a multiple of 8 for [`Major::Mn`].
-    pub m: usize,
-    /// Columns of C, a multiple of 8, may be 0.
-    pub n: usize,
-    /// Depth of one segment, may be 0; a multiple of 8 for [`Major::K`].
-    pub k: usize,
-    /// Segments, 1..=3.
-    pub num_segments: usize,
-    /// Layout of A: [`Major::K`] `[m, k]` or [`Major::Mn`] `[k, m]` row-major. B is `[k, n]` row-major.
-    pub a_major: Major,
-    /// Type of C.
-    pub c_type: OutputType,
-}
-
-/// Device addresses (multiples of 16) and row pitches (elements, multiples of 8) of one product.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProductOperands {
-    /// A of each segment.
-    pub a: [u64; MAX_SEGMENTS],
-    /// B of each segment.
-    pub b: [u64; MAX_SEGMENTS],
-    /// C.
-    pub c: u64,
-    /// 0, or `i32[m]`: exponents of the powers of two that the rows of C are multiplied by.
-    pub row_exponents: u64,
-    /// 0, or `i32[1]`: exponent of the power of two that all of C is multiplied by.
-    pub exponent: u64,
-    /// Row pitch of A.
-    pub lda: u32,
-    /// Row pitch of B.
-    pub ldb: u32,
-    /// Row pitch of C.
-    pub ldc: u32,
-}
 
 /// One product in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +233,9 @@ impl PortablePlan {
         if self.promoted { PROMOTED_THREADS } else { THREADS }
     }
 
+    /// Threads of a block of the `gemm_reduce` launch.
+    pub const REDUCE_THREADS: u32 = REDUCE_THREADS;
+
     /// Dynamic shared memory of a block of the `gemm_*` launch.
     pub fn smem_bytes(&self) -> u32 {
         SMEM_BYTES
@@ -300,7 +266,7 @@ impl PortablePlan {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there are not as many operands as products.
-    pub fn params(&self, operands: &[ProductOperands], workspace: u64) -> Result<GemmParams, Error> {
+    pub fn params(&self, operands: &[ProductTensors], workspace: u64) -> Result<GemmParams, Error> {
         if operands.len() != self.num_products {
             return Err(unsupported(
                 "operands",
@@ -403,6 +369,7 @@ impl fmt::Display for PortablePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use attn_backward_kernels::params::OutputType;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -435,8 +402,8 @@ mod tests {
     }
 
     /// Operands whose addresses say which product they belong to.
-    fn operands(count: usize) -> Vec<ProductOperands> {
-        (0..count as u64).map(|i| ProductOperands { c: 4096 * (i + 1), ..Default::default() }).collect()
+    fn operands(count: usize) -> Vec<ProductTensors> {
+        (0..count as u64).map(|i| ProductTensors { c: 4096 * (i + 1), ..Default::default() }).collect()
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! The entry points, one kernel or family of kernels a file.
 mod attention_long;
+mod attention_math;
 mod attention_short;
 mod column_sums;
 mod cross_convert;

@@ -1,1 +1,362 @@
-//! hopper
+//! Hopper: mbarriers, TMA, wgmma, register reallocation, and the signals between blocks of a persistent launch.
+//!
+//! Shared addresses are 32-bit. Conditions that differ between lanes are predicates inside the asm (`_if`), so that no branch of
+//! LLVM's surrounds the collectives around them; wgmma, `setmaxnreg` and `bar.sync` stand in code that is uniform for the whole
+//! warpgroup.
+use core::arch::asm;
+
+use crate::params_wgmma::TensorMap;
+
+// ---- barriers and fences -----------------------------------------------------------------------
+
+/// `bar.sync id, threads`: named barrier.
+///
+/// # Safety
+/// `threads` (a multiple of 32) threads in whole warps arrive, each warp converged; nobody else uses `id` meanwhile.
+#[inline(always)]
+pub unsafe fn named_barrier(id: u32, threads: u32) {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("bar.sync {id}, {n};", id = in(reg32) id, n = in(reg32) threads, options(nostack)) }
+}
+
+/// `fence.mbarrier_init.release.cluster`: makes mbarrier initialisations visible to the async proxy.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn fence_mbarrier_init() {
+    // SAFETY: orders memory, accesses none.
+    unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) }
+}
+
+/// `fence.proxy.async`: orders what this thread has acquired before its later bulk copies.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn fence_proxy_async() {
+    // SAFETY: orders memory, accesses none.
+    unsafe { asm!("fence.proxy.async;", options(nostack)) }
+}
+
+/// `fence.proxy.async.shared::cta`: makes this thread's shared-memory stores visible to TMA.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn fence_proxy_async_shared() {
+    // SAFETY: orders memory, accesses none.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
+}
+
+// ---- mbarrier ----------------------------------------------------------------------------------
+
+/// `mbarrier.init.shared::cta.b64`.
+///
+/// # Safety
+/// `barrier` is 8 bytes of shared memory, 8-byte aligned; nobody uses it before a block barrier after [`fence_mbarrier_init`].
+#[inline(always)]
+pub unsafe fn mbarrier_init(barrier: u32, arrivals: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("mbarrier.init.shared::cta.b64 [{a}], {c};", a = in(reg32) barrier, c = in(reg32) arrivals, options(nostack))
+    }
+}
+
+/// `mbarrier.arrive.expect_tx.shared::cta.b64`: arrives, and adds `bytes` to what the phase waits for.
+///
+/// # Safety
+/// `barrier` is initialised and expects this arrival in its current phase.
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{a}], {b};",
+             a = in(reg32) barrier, b = in(reg32) bytes, options(nostack))
+    }
+}
+
+/// `mbarrier.arrive.shared::cta.b64` where `ok`. Default semantics (release, CTA scope) on purpose: with `.release.cluster` ptxas puts a
+/// MEMBAR.ALL.GPU in front (592 instead of 776 TFLOP/s).
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_arrive_expect_tx`].
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_if(ok: bool, barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p mbarrier.arrive.shared::cta.b64 _, [{a}]; }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, options(nostack))
+    }
+}
+
+/// `mbarrier.try_wait.parity.shared::cta.b64` until the phase of this parity has completed. The loop is inside the asm, so that LLVM sees
+/// no branch that differs between lanes.
+///
+/// # Safety
+/// `barrier` is initialised.
+#[inline(always)]
+#[allow(named_asm_labels)] // local to the braces
+pub unsafe fn mbarrier_wait(barrier: u32, parity: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{a}], {ph}; @!p bra AGAIN; }}",
+             a = in(reg32) barrier, ph = in(reg32) parity, options(nostack))
+    }
+}
+
+// ---- TMA ---------------------------------------------------------------------------------------
+
+/// `prefetch.tensormap` where `ok`.
+///
+/// # Safety
+/// If `ok`, `map` is an encoded tensor map on a 64-byte boundary.
+#[inline(always)]
+pub unsafe fn prefetch_tensormap_if(ok: bool, map: *const TensorMap) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p prefetch.tensormap [{m}]; }}",
+             ok = in(reg32) ok as u32, m = in(reg64) map, options(nostack))
+    }
+}
+
+/// `prefetch.global.L1`: starts fetching the line at `p`.
+///
+/// # Safety
+/// `p` points to global memory.
+#[inline(always)]
+pub unsafe fn prefetch_l1<T>(p: *const T) {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("prefetch.global.L1 [{p}];", p = in(reg64) p, options(nostack)) }
+}
+
+/// `cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes`: the map's box at `coordinates` (innermost first). What
+/// lies outside the tensor arrives as zeros and counts as bytes.
+///
+/// # Safety
+/// One thread; `map` as in [`prefetch_tensormap_if`], 3-D; `dst` is a block of shared memory, 1024-byte aligned, that nobody
+/// accesses until `barrier`, which expects the box's bytes, completes its phase.
+#[inline(always)]
+pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}, {z}}}], [{b}];",
+             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
+             z = in(reg32) coordinates[2], b = in(reg32) barrier, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes`: contiguous bytes, no tensor map.
+///
+/// # Safety
+/// As [`tma_load_3d`]; `src` and `bytes` are multiples of 16, and the source was written before the launch, or acquired
+/// and followed by [`fence_proxy_async`].
+#[inline(always)]
+pub unsafe fn bulk_load(dst: u32, src: *const f32, bytes: u32, barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{s}], {n}, [{b}];",
+             d = in(reg32) dst, s = in(reg64) src, n = in(reg32) bytes, b = in(reg32) barrier, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.tensor.2d.global.shared::cta.bulk_group` where `ok`: stores the map's box at column `x`, row `y`, clipped at the tensor's
+/// edge.
+///
+/// # Safety
+/// If `ok`: one thread; `map` as in [`prefetch_tensormap_if`], 2-D; `src` is a 1024-byte aligned block of shared memory, written before
+/// a [`fence_proxy_async_shared`] of its writers and a barrier, and not written again before [`bulk_wait_read_if`].
+#[inline(always)]
+pub unsafe fn tma_store_2d_if(ok: bool, map: *const TensorMap, x: u32, y: u32, src: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0;",
+             "@p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{m}, {{{x}, {y}}}], [{s}]; }}",
+             ok = in(reg32) ok as u32, m = in(reg64) map, x = in(reg32) x, y = in(reg32) y, s = in(reg32) src, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.commit_group` where `ok`: this thread's bulk stores since the last one are a group.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn bulk_commit_if(ok: bool) {
+    // SAFETY: accesses no memory.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p cp.async.bulk.commit_group; }}",
+             ok = in(reg32) ok as u32, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.wait_group.read 0` where `ok`: all of this thread's bulk stores have read shared memory.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn bulk_wait_read_if(ok: bool) {
+    // SAFETY: accesses no memory.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p cp.async.bulk.wait_group.read 0; }}",
+             ok = in(reg32) ok as u32, options(nostack))
+    }
+}
+
+// ---- warpgroup matrix multiply -----------------------------------------------------------------
+
+/// `setmaxnreg.dec.sync.aligned.u32`.
+///
+/// # Safety
+/// All threads of the warpgroup arrive; `N` is a multiple of 8 in 24..=256, at most what they hold.
+#[inline(always)]
+pub unsafe fn setmaxnreg_dec<const N: u32>() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {n};", n = const N, options(nostack)) }
+}
+
+/// `setmaxnreg.inc.sync.aligned.u32`: waits until the block's pool has the registers.
+///
+/// # Safety
+/// As [`setmaxnreg_dec`], `N` at least what they hold, and the pool gets enough back from others' `dec`.
+#[inline(always)]
+pub unsafe fn setmaxnreg_inc<const N: u32>() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {n};", n = const N, options(nostack)) }
+}
+
+/// `wgmma.fence.sync.aligned`: orders register accesses before the next wgmma.
+///
+/// # Safety
+/// All threads of the warpgroup arrive.
+#[inline(always)]
+pub unsafe fn wgmma_fence() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
+}
+
+/// `wgmma.commit_group.sync.aligned`.
+///
+/// # Safety
+/// All threads of the warpgroup arrive.
+#[inline(always)]
+pub unsafe fn wgmma_commit() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
+}
+
+/// `wgmma.wait_group.sync.aligned`: at most `N` groups stay in flight.
+///
+/// # Safety
+/// All threads of the warpgroup arrive.
+#[inline(always)]
+pub unsafe fn wgmma_wait<const N: u32>() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("wgmma.wait_group.sync.aligned {n};", n = const N, options(nostack)) }
+}
+
+/// No instruction: pins a value at this point of the program. To LLVM accumulators are ready when the wgmma's `asm!` returns; pinned after
+/// the wait, no read of them moves above it.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn pin(x: &mut f32) {
+    // SAFETY: emits a comment.
+    unsafe { asm!("// {0}", inout(reg32) * x, options(nostack)) }
+}
+
+/// Defines `$name::<A_MN>`, A_MN = 1 for an MN-major A, 0 for a K-major one. B is MN-major.
+macro_rules! wgmma {
+    ($name:ident, $ty:literal, $n:literal, $r:literal, [$($i:literal)*]) => {
+        #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $ty, ".", $ty, "`: `d[64, ", $n, "] = a[64, 16] b[16, ", $n,
+                        "] (+ d` unless `accumulate` is 0`)`, both operands by descriptor.")]
+        ///
+        /// # Safety
+        /// All threads of the warpgroup arrive, after [`wgmma_fence`]; the descriptors name readable shared memory that is not
+        /// written, and `d` is not touched, before [`wgmma_wait`].
+        #[inline(always)]
+        pub unsafe fn $name<const A_MN: u32>(d: &mut [f32; $r], a: u64, b: u64, accumulate: u32) {
+            // SAFETY: as the caller promises.
+            unsafe {
+                asm!(
+                    "{{ .reg .pred p; setp.ne.b32 p, {acc}, 0;",
+                    concat!("wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $ty, ".", $ty,
+                            " {{{0}", $(", {", $i, "}",)* "}}, {a}, {b}, p, 1, 1, {ta}, 1; }}"),
+                    inout(reg32) d[0], $(inout(reg32) d[$i],)*
+                    acc = in(reg32) accumulate, a = in(reg64) a, b = in(reg64) b, ta = const A_MN, options(nostack)
+                )
+            }
+        }
+    };
+}
+macro_rules! wgmma_widths {
+    ($ty:literal, $n128:ident, $n192:ident, $n256:ident) => {
+        wgmma!($n128, $ty, "128", 64, [
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+        ]);
+        wgmma!($n192, $ty, "192", 96, [
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73
+            74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
+        ]);
+        wgmma!($n256, $ty, "256", 128, [
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73
+            74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106
+            107 108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
+        ]);
+    };
+}
+wgmma_widths!("bf16", wgmma_bf16_n128, wgmma_bf16_n192, wgmma_bf16_n256);
+wgmma_widths!("f16", wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256);
+
+// ---- signals and data between blocks -------------------------------------------------------------
+
+/// `st.global.cg.v4.f32`: past L1, for another block of this launch.
+///
+/// # Safety
+/// `p` is 16-byte aligned and points to 16 bytes that nobody accesses before a release of this thread's stores.
+#[inline(always)]
+pub unsafe fn stg128_cg(p: *mut f32, v: [f32; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("st.global.cg.v4.f32 [{p}], {{{0}, {1}, {2}, {3}}};",
+             in(reg32) v[0], in(reg32) v[1], in(reg32) v[2], in(reg32) v[3], p = in(reg64) p, options(nostack))
+    }
+}
+
+/// `red.release.gpu.global.add.u32` where `ok`.
+///
+/// # Safety
+/// If `ok`, `p` is 4-byte aligned, writable, and accessed atomically only.
+#[inline(always)]
+pub unsafe fn red_add_release_if(ok: bool, p: *mut u32, v: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p red.release.gpu.global.add.u32 [{p}], {v}; }}",
+             ok = in(reg32) ok as u32, p = in(reg64) p, v = in(reg32) v, options(nostack))
+    }
+}
+
+/// `ld.acquire.gpu.global.u32`.
+///
+/// # Safety
+/// `p` is 4-byte aligned, readable, and accessed atomically only.
+#[inline(always)]
+pub unsafe fn ld_acquire(p: *const u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe { asm!("ld.acquire.gpu.global.u32 {r}, [{p}];", p = in(reg64) p, r = out(reg32) r, options(nostack)) };
+    r
+}
+
+/// `%ctaid.x`, read anew each time: what derives from it is computed again in each role instead of being kept in (or spilled from)
+/// registers across the whole kernel.
+#[inline(always)]
+pub fn ctaid_again() -> u32 {
+    let r: u32;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {r}, %ctaid.x;", r = out(reg32) r, options(nomem, nostack)) };
+    r
+}

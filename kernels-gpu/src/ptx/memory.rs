@@ -33,6 +33,40 @@ pub unsafe fn ldg128_stream(p: *const u8) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// `ld.global.cs.nc.v4.f32`, zeros where `ok` is false: data that is read once, first to leave L1 and L2.
+///
+/// # Safety
+/// As [`ldg128_or_zero`].
+#[inline(always)]
+pub unsafe fn ldg128_stream_or_zero(p: *const u8, ok: bool) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+             "@p ld.global.cs.nc.v4.f32 {{{a}, {b}, {c}, {d}}}, [{p}]; }}",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, ok = in(reg32) ok as u32,
+             options(readonly, nostack))
+    };
+    [a, b, c, d]
+}
+
+/// `ld.global.cg.nc.v4.f32`, zeros where `ok` is false: data that a later launch reads again, kept in L2 only.
+///
+/// # Safety
+/// As [`ldg128_or_zero`].
+#[inline(always)]
+pub unsafe fn ldg128_l2_or_zero(p: *const u8, ok: bool) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+             "@p ld.global.cg.nc.v4.f32 {{{a}, {b}, {c}, {d}}}, [{p}]; }}",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, ok = in(reg32) ok as u32,
+             options(readonly, nostack))
+    };
+    [a, b, c, d]
+}
+
 /// `st.global.v4.b32`.
 ///
 /// # Safety

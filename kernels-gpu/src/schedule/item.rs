@@ -1,1 +1,77 @@
-//! item
+//! One unit of work of the Hopper grouped GEMM. The host writes a list of them for every block of the launch.
+
+/// What an [`Item`] is.
+pub mod item_kind {
+    /// A whole output tile.
+    pub const WHOLE: u32 = 0;
+    /// A K range of a tile: its sums are parked in the workspace.
+    pub const PART: u32 = 1;
+    /// The first K range of a tile: keeps its sums in registers, adds the tile's parts when they are there, writes the tile.
+    pub const OWNER: u32 = 2;
+    /// Some columns of a tile whose K ranges are all parts: adds them in order and writes the columns.
+    pub const REDUCE: u32 = 3;
+}
+
+/// One unit of work, 64 bytes.
+///
+/// In each list parts come first, then whole tiles, owners, reduce items: parts wait for nothing, so what waits for them cannot
+/// deadlock, whatever the number of blocks that run at a time.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Item {
+    /// See [`item_kind`].
+    pub kind: u32,
+    /// Index into `WgmmaParams::products`.
+    pub product: u32,
+    /// Layout of A (`Major as u32`); B is always MN-major.
+    pub a_major: u32,
+    /// Columns of the tile.
+    pub width: u32,
+    /// First row of the tile.
+    pub m0: u32,
+    /// First column of the tile.
+    pub n0: u32,
+    /// First k, over all segments, a multiple of 64. Reduce: the first 8-column group, relative to the tile.
+    pub k0: u32,
+    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. 0 ends a list.
+    pub k_blocks: u32,
+    /// k after which B goes on in its next tensor, a multiple of 64.
+    pub segment_k: u32,
+    /// Tensor map of A.
+    pub a_map: u32,
+    /// Tensor map of B's first segment for this tile width; those of the other segments follow.
+    pub b_map: u32,
+    /// Tensor map of C.
+    pub c_map: u32,
+    /// Parts of this tile that are parked in the workspace (an owner's own range is not one).
+    pub parts: u32,
+    /// Workspace slot of part 0, in units of `SLOT_FLOATS`; the other parts follow, `width / 64` units each.
+    pub slot: u32,
+    /// Part: which one this is.
+    pub part: u32,
+    /// Part, owner, reduce: counter of the tile; each warpgroup of each part adds 1.
+    pub counter: u32,
+}
+const _: () = assert!(size_of::<Item>() == 64);
+
+impl Item {
+    /// Ends a list.
+    pub const END: Item = Item {
+        kind: 0,
+        product: 0,
+        a_major: 0,
+        width: 0,
+        m0: 0,
+        n0: 0,
+        k0: 0,
+        k_blocks: 0,
+        segment_k: 0,
+        a_map: 0,
+        b_map: 0,
+        c_map: 0,
+        parts: 0,
+        slot: 0,
+        part: 0,
+        counter: 0,
+    };
+}

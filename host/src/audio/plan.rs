@@ -1,0 +1,140 @@
+//! Plan of operation A: shapes and chunk offsets -> launches and workspace, without a GPU.
+use std::fmt;
+
+use attn_backward_kernels::config::attention as config;
+use attn_backward_kernels::params::{Major, OutputType};
+
+use super::tiles::AttentionTiles;
+use super::{HEAD_DIM, Shape};
+use crate::gemm::{GemmPlan, Operands, ProductShape};
+use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
+
+/// How operation A runs for one shape and one cut into chunks.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    shape: Shape,
+    cu_seqlens: CuSeqlens,
+    target: Target,
+    pub(super) tiles: AttentionTiles,
+    /// grad_output @ out_weight; `None` without tokens.
+    pub(super) d_attn_gemm: GemmPlan,
+    /// grad_hidden_states and the four weight gradients.
+    pub(super) gradients_gemm: GemmPlan,
+    layout: WorkspaceLayout,
+    pub(super) regions: Regions,
+}
+
+/// Places in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regions {
+    pub d_attn: Region,
+    pub o: Region,
+    pub dqkv: Region,
+    pub bias_partials: Region,
+    pub out_bias_partials: Region,
+    pub stats: Region,
+    pub d_attn_gemm: Region,
+    pub gradients_gemm: Region,
+}
+
+impl Plan {
+    /// Plans the operation.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there are no heads or too many, or the scale is not finite and positive; [`Error::Shape`] if
+    /// `cu_seqlens` was made for another number of rows.
+    pub fn new(shape: &Shape, cu_seqlens: &CuSeqlens, target: &Target) -> Result<Plan, Error> {
+        shape.check(cu_seqlens)?;
+        let most = config::MAX_HEADS as usize;
+        if shape.num_heads > most {
+            let supported = format!("at most {most} on a GPU");
+            return Err(Error::Unsupported { argument: "num_heads", value: shape.num_heads.to_string(), supported });
+        }
+        let tokens = cu_seqlens.padding().start;
+        let d_model = shape.d_model();
+        let tiles = AttentionTiles::new(cu_seqlens, shape.num_heads, target);
+        let d_attn_gemm = GemmPlan::new(target, Operands::Bf16, &[d_attn_product(tokens, d_model)])?;
+        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
+
+        let mut layout = WorkspaceLayout::default();
+        let matrix = (tokens * d_model) as u64;
+        let column_sum_rows = tokens.div_ceil(config::column_sums_rows_per_block(tokens as u32) as usize);
+        let stats_rows = if tiles.long.is_empty() { 0 } else { (shape.num_heads * shape.total_seq_len) as u64 };
+        let regions = Regions {
+            d_attn: layout.add("grad_attention fp32", 4 * matrix),
+            o: layout.add("attention output bf16", 2 * matrix),
+            dqkv: layout.add("dq, dk, dv bf16", 6 * matrix),
+            bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows * d_model) as u64),
+            out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
+            stats: layout.add("long chunks' statistics", 16 * stats_rows),
+            d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm.workspace_bytes()),
+            gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
+        };
+        Ok(Plan {
+            shape: *shape,
+            cu_seqlens: cu_seqlens.clone(),
+            target: *target,
+            tiles,
+            d_attn_gemm,
+            gradients_gemm,
+            layout,
+            regions,
+        })
+    }
+
+    /// Sizes that it is for.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Chunk offsets that it is for.
+    pub fn cu_seqlens(&self) -> &CuSeqlens {
+        &self.cu_seqlens
+    }
+
+    /// Machine that it is for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Extra device memory of a run, by region.
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        &self.layout
+    }
+}
+
+/// grad_output @ out_weight, in fp32: rounding it to bf16 would cost grad_hidden_states its accuracy.
+fn d_attn_product(tokens: usize, d_model: usize) -> ProductShape {
+    ProductShape { m: tokens, n: d_model, k: d_model, num_segments: 1, a_major: Major::K, c_type: OutputType::F32 }
+}
+
+/// grad_hidden_states, then the gradients of q_weight, k_weight, v_weight and out_weight. Padding rows take part in none of them:
+/// they are outside of m, and outside of k.
+fn gradient_products(tokens: usize, d_model: usize) -> [ProductShape; 5] {
+    let c_type = OutputType::Bf16;
+    let dgrad = ProductShape { m: tokens, n: d_model, k: d_model, num_segments: 3, a_major: Major::K, c_type };
+    let wgrad = ProductShape { m: d_model, n: d_model, k: tokens, num_segments: 1, a_major: Major::Mn, c_type };
+    [dgrad, wgrad, wgrad, wgrad, wgrad]
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shape, cu) = (&self.shape, &self.cu_seqlens);
+        writeln!(
+            f,
+            "operation A, {}: {} rows ({} padding) in {} chunks of at most {}, {} heads of {HEAD_DIM}",
+            self.target,
+            shape.total_seq_len,
+            cu.padding().len(),
+            cu.num_chunks(),
+            cu.max_chunk_len(),
+            shape.num_heads
+        )?;
+        let (flops, bytes) = (super::flops(shape, cu) as f64 / 1e9, super::bytes(shape) as f64 / 1e6);
+        writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
+        writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
+        writeln!(f, "attention: {}", self.tiles)?;
+        writeln!(f, "gradients: {}", self.gradients_gemm)?;
+        write!(f, "{}", self.layout)
+    }
+}

@@ -1,0 +1,275 @@
+//! `bench`: times of the suites on a GPU.
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use attn_backward::compare::{Tolerance, compare_all};
+use attn_backward::cross::Precision;
+use attn_backward::gpu::{Graph, L2Flush, Stream, time_us};
+use attn_backward::{Device, DeviceName, Error, Target, Workspace, audio, cross, suite};
+use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use serde::Serialize;
+
+use super::check::{PrecisionName, Suite, backend, progress_bar};
+use super::device::{self, Module};
+
+/// Ceilings of one H200 that floors are computed from (measured: dense 16-bit matrix rate, memory bandwidth).
+const MATRIX_FLOPS: f64 = 800e12;
+const MEMORY_BYTES: f64 = 4.3e12;
+
+/// Options of `bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Operations to time.
+    #[arg(long, value_enum, default_value = "all")]
+    suite: Suite,
+    /// cuda:N.
+    #[arg(long)]
+    device: Option<DeviceName>,
+    /// Kernel module; by default the best one for the GPU.
+    #[arg(long, value_enum)]
+    module: Option<Module>,
+    /// Precision modes of operation B, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "fast")]
+    precision: Vec<PrecisionName>,
+    /// Timed runs of each case; the median is reported.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Sets of different inputs that the runs take in turn.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    input_sets: u64,
+    /// Write the rows as JSON to this file, or to stdout if it is `-`.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// One timed case.
+#[derive(Serialize)]
+struct Row {
+    operation: &'static str,
+    case: String,
+    module: String,
+    precision: Option<Precision>,
+    median_us: f64,
+    fastest_us: f64,
+    tflop_per_s: f64,
+    gb_per_s: f64,
+    floor_us: f64,
+    percent_of_floor: f64,
+    /// The rate exceeds the ceiling that the floor is computed from: the time cannot be right on an H200.
+    above_ceiling: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let device = device::open(args.device, args.module)?;
+    if let Device::Cpu = device {
+        let message = "times are those of a GPU; `check --device cpu` runs the CPU implementation";
+        return Err(Error::Unsupported { argument: "device", value: "cpu".into(), supported: message.into() });
+    }
+    let mut rows = Vec::new();
+    if args.suite.has(Suite::Audio) {
+        rows.extend(bench_audio(args, &device)?);
+    }
+    if args.suite.has(Suite::Cross) {
+        for &precision in &args.precision {
+            rows.extend(bench_cross(args, &device, precision.into())?);
+        }
+    }
+    println!("{device}: {} runs, cold L2, CUDA graph, time between events", args.runs);
+    println!("{}", table(&rows));
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&rows).unwrap_or_default();
+        if path.as_os_str() == "-" {
+            println!("{json}");
+        } else {
+            std::fs::write(path, json).map_err(|source| {
+                Error::from(attn_backward::file::FileError::Io { path: path.clone(), action: "write", source })
+            })?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {
+    let Device::Gpu { gpu, module } = device else { return Ok(Vec::new()) };
+    let cases = suite::audio_cases();
+    let progress = progress_bar("operation A", cases.len());
+    let stream = Stream::new(gpu)?;
+    let mut l2 = L2Flush::new(gpu)?;
+    let mut rows = Vec::new();
+    for case in &cases {
+        let plan = audio::Plan::new(&case.shape, &case.cu_seqlens, &Target::of(gpu, *module))?;
+        let operation = audio::Backward::new(gpu, plan)?;
+        let mut gradients = audio::GradientBuffers::allocate(gpu, &stream, &case.shape)?;
+        let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
+        let mut sets = Vec::new();
+        for seed in 0..args.input_sets {
+            let inputs = case.inputs(seed);
+            let buffers = audio::InputBuffers::upload(gpu, &inputs)?;
+            operation.run(&stream, &buffers.views()?, &mut gradients.views()?, &mut workspace)?;
+            let found = gradients.download(&stream)?;
+            let reference = audio::reference::backward(&inputs)?;
+            require(&case.name, &found.tensors(), &reference.tensors(), &case.tolerance)?;
+            let views = (buffers.views()?, gradients.views()?);
+            let (inputs, mut outputs) = views;
+            let graph =
+                Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
+            sets.push((buffers, graph));
+        }
+        let times = time_sets(&stream, args.runs, &mut l2, &mut sets)?;
+        let flops = audio::flops(&case.shape, &case.cu_seqlens);
+        rows.push(row("A", &case.name, device, None, &times, flops, audio::bytes(&case.shape)));
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(rows)
+}
+
+fn bench_cross(args: &Args, device: &Device, precision: Precision) -> Result<Vec<Row>, Error> {
+    let Device::Gpu { gpu, module } = device else { return Ok(Vec::new()) };
+    let cases = suite::cross_cases();
+    let progress = progress_bar("operation B", cases.len());
+    let stream = Stream::new(gpu)?;
+    let mut l2 = L2Flush::new(gpu)?;
+    let mut rows = Vec::new();
+    for case in &cases {
+        let operation = cross::Backward::new(gpu, cross::Plan::new(&case.shape, precision, &Target::of(gpu, *module))?)?;
+        let mut gradients = cross::GradientBuffers::allocate(gpu, &stream, &case.shape)?;
+        let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
+        let mut sets = Vec::new();
+        for seed in 0..args.input_sets {
+            let inputs = case.inputs(seed);
+            let buffers = cross::InputBuffers::upload(gpu, &inputs)?;
+            operation.run(&stream, &buffers.views()?, &mut gradients.views()?, &mut workspace)?;
+            let found = gradients.download(&stream)?;
+            let reference = cross::reference::backward(&inputs)?;
+            require(&case.name, &found.tensors(), &reference.tensors(), &case.tolerance)?;
+            let (inputs, mut outputs) = (buffers.views()?, gradients.views()?);
+            let graph =
+                Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
+            sets.push((buffers, graph));
+        }
+        let times = time_sets(&stream, args.runs, &mut l2, &mut sets)?;
+        let (flops, bytes) = (cross::flops(&case.shape), cross::bytes(&case.shape));
+        rows.push(row("B", &case.name, device, Some(precision), &times, flops, bytes));
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(rows)
+}
+
+/// Refuses to time a wrong result.
+fn require<T: num_traits::AsPrimitive<f64> + Sync>(
+    case: &str,
+    found: &[(&'static str, ndarray::ArrayViewD<'_, T>)],
+    reference: &[(&'static str, ndarray::ArrayViewD<'_, f64>)],
+    tolerance: &Tolerance,
+) -> Result<(), Error> {
+    for comparison in compare_all(found, reference, tolerance)? {
+        if !comparison.passes(tolerance.required_match_ratio) {
+            return Err(Error::WrongResult {
+                case: case.into(),
+                gradient: comparison.name,
+                matched_ratio: comparison.matched_ratio,
+                needed: tolerance.required_match_ratio,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Times of the sets' graphs, launched in turn; a few more runs warm up.
+fn time_sets<B>(
+    stream: &Stream,
+    runs: u32,
+    l2: &mut L2Flush,
+    sets: &mut [(B, Graph)],
+) -> Result<Vec<f32>, Error> {
+    const WARM_UP: usize = 3;
+    let mut next = 0;
+    let times = time_us(stream, WARM_UP + runs as usize, l2, || {
+        let index = next % sets.len();
+        next += 1;
+        // SAFETY: the set's inputs, the gradients and the workspace are alive, and nothing else uses them.
+        unsafe { sets[index].1.launch(stream) }
+    })?;
+    Ok(times[WARM_UP..].to_vec())
+}
+
+fn row(
+    operation: &'static str,
+    case: &str,
+    device: &Device,
+    precision: Option<Precision>,
+    times: &[f32],
+    flops: u64,
+    bytes: u64,
+) -> Row {
+    let median_us = median(times);
+    let seconds = median_us * 1e-6;
+    let floor_us = (flops as f64 / MATRIX_FLOPS).max(bytes as f64 / MEMORY_BYTES) * 1e6;
+    Row {
+        operation,
+        case: case.into(),
+        module: backend(device, None),
+        precision,
+        median_us,
+        fastest_us: times.iter().fold(f64::INFINITY, |a, &b| a.min(f64::from(b))),
+        tflop_per_s: flops as f64 / seconds / 1e12,
+        gb_per_s: bytes as f64 / seconds / 1e9,
+        floor_us,
+        percent_of_floor: 100.0 * floor_us / median_us,
+        above_ceiling: median_us < floor_us,
+    }
+}
+
+fn median(times: &[f32]) -> f64 {
+    let mut sorted: Vec<f64> = times.iter().map(|&t| f64::from(t)).collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_BORDERS_ONLY);
+    table.set_header(["op", "case", "module", "us", "fastest", "floor", "% of floor", "TFLOP/s", "GB/s", ""]);
+    let mode = |row: &Row| row.precision.map_or(row.module.clone(), |p| format!("{}, {p}", row.module));
+    for row in rows {
+        table.add_row([
+            row.operation.to_string(),
+            row.case.clone(),
+            mode(row),
+            format!("{:.1}", row.median_us),
+            format!("{:.1}", row.fastest_us),
+            format!("{:.1}", row.floor_us),
+            format!("{:.0}", row.percent_of_floor),
+            format!("{:.0}", row.tflop_per_s),
+            format!("{:.0}", row.gb_per_s),
+            if row.above_ceiling { "ABOVE THE CEILING".into() } else { String::new() },
+        ]);
+    }
+    let mut modes: Vec<(&str, String)> = rows.iter().map(|r| (r.operation, mode(r))).collect();
+    modes.dedup();
+    for (operation, name) in modes {
+        let chosen: Vec<&Row> = rows.iter().filter(|r| r.operation == operation && mode(r) == name).collect();
+        let mean = |f: fn(&Row) -> f64| chosen.iter().map(|r| f(r)).sum::<f64>() / chosen.len() as f64;
+        let (us, floor) = (mean(|r| r.median_us), mean(|r| r.floor_us));
+        table.add_row([
+            operation.to_string(),
+            format!("mean of {}", chosen.len()),
+            name,
+            format!("{us:.1}"),
+            format!("{:.1}", mean(|r| r.fastest_us)),
+            format!("{floor:.1}"),
+            format!("{:.0}", 100.0 * floor / us),
+            String::new(),
+            String::new(),
+            String::new(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

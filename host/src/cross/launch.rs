@@ -1,0 +1,183 @@
+//! Operation B on a GPU: plan and tensors -> launches on a stream.
+use attn_backward_kernels::config::cross_convert as config;
+use attn_backward_kernels::params::CrossConvertParams;
+use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
+
+use super::plan::Parts;
+use super::{DeviceGradients, DeviceInputs, Plan, Precision};
+use crate::gemm::{GroupedGemm, ProductTensors};
+use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
+use crate::workspace::Workspace;
+use crate::{Error, Region};
+
+/// Operation B, ready to run on one GPU for one shape. Runs on several streams and threads may overlap, each with a workspace of its own.
+#[derive(Debug)]
+pub struct Backward {
+    gpu: Gpu,
+    plan: Plan,
+    gradients: Kernel,
+    operands: Kernel,
+    gemm: GroupedGemm,
+}
+
+impl Backward {
+    /// Finds the plan's kernels on `gpu`; may compile the PTX, allocates tables, waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn new(gpu: &Gpu, plan: Plan) -> Result<Backward, Error> {
+        let module = plan.target().module;
+        let (gradients, operands) = match plan.precision() {
+            Precision::Fast => ("cross_convert_gradients_fast", "cross_convert_operands_fast"),
+            Precision::High => ("cross_convert_gradients_high", "cross_convert_operands_high"),
+        };
+        Ok(Backward {
+            gpu: gpu.clone(),
+            gradients: gpu.kernel(module, gradients)?,
+            operands: gpu.kernel(module, operands)?,
+            gemm: GroupedGemm::new(gpu, module, &plan.gemm)?,
+            plan,
+        })
+    }
+
+    /// The plan that it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Enqueues the operation on `stream`: no allocation, no waiting, may be captured into a CUDA graph. Every element of `gradients`
+    /// is overwritten. `inputs`, `gradients` and `workspace` must outlive the work enqueued.
+    ///
+    /// # Errors
+    /// [`Error::Dtype`], [`Error::Shape`], [`Error::Layout`], a wrong device or too small a workspace, before anything is launched;
+    /// [`Error::Gpu`] if a launch fails.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        inputs: &DeviceInputs<'_>,
+        gradients: &mut DeviceGradients<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(), Error> {
+        let shape = self.plan.shape();
+        inputs.check(&self.gpu, shape)?;
+        gradients.check(&self.gpu, shape)?;
+        workspace.check(&self.gpu, self.plan.workspace())?;
+        let regions = &self.plan.regions;
+        let scratch = workspace.at(regions.gemm);
+        let products = self.products(gradients, workspace);
+        let gemm = self.gemm.prepare(&products, scratch)?;
+        let params = self.convert_params(inputs, workspace);
+
+        // SAFETY: the region lies in the workspace, which was checked.
+        unsafe { stream.fill(workspace.at(regions.maxima), NO_MAXIMUM_BYTE, regions.maxima.bytes as usize)? };
+        let (rows_dec, rows_enc, num_sms) = (params.rows_dec, params.rows_enc, self.plan.target().num_sms as u32);
+        let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
+        let weight_elements =
+            (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
+        let launches = [
+            (&self.gradients, config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms), config::SMEM_BYTES),
+            (&self.operands, config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
+        ];
+        for (kernel, blocks, shared_bytes) in launches {
+            let config =
+                LaunchConfig { grid: [blocks, 1, 1], block: config::THREADS, shared_bytes, launch: Launch::Normal };
+            // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
+            unsafe { kernel.launch(stream, &config, &params)? };
+        }
+        // SAFETY: as above; the operands are written by the launches before, on the same stream.
+        unsafe { self.gemm.launch(stream, &gemm) }
+    }
+
+    fn convert_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> CrossConvertParams {
+        let (shape, regions) = (self.plan.shape(), &self.plan.regions);
+        let parts = |parts: Parts| parts.map(|region| workspace.at(region) as *mut u16);
+        let ints = |region: Region| workspace.at(region) as *mut i32;
+        CrossConvertParams {
+            grad_query_states: inputs.grad_query_states.address() as *const f32,
+            grad_key_states: inputs.grad_key_states.address() as *const f32,
+            grad_value_states: inputs.grad_value_states.address() as *const f32,
+            decoder_hidden_states: inputs.decoder_hidden_states.address() as *const f32,
+            encoder_hidden_states: inputs.encoder_hidden_states.address() as *const f32,
+            q_weight: inputs.q_weight.address() as *const f32,
+            k_weight: inputs.k_weight.address() as *const f32,
+            v_weight: inputs.v_weight.address() as *const f32,
+            dq: parts(regions.dq),
+            dkv: parts(regions.dkv),
+            x_dec: parts(regions.x_dec),
+            x_enc: parts(regions.x_enc),
+            wq: parts(regions.wq),
+            wkv: parts(regions.wkv),
+            row_exponents_dec: ints(regions.row_exponents_dec),
+            row_exponents_enc: ints(regions.row_exponents_enc),
+            maxima: ints(regions.maxima),
+            exponents: ints(regions.exponents),
+            rows_dec: shape.rows_dec() as u32,
+            rows_enc: shape.rows_enc() as u32,
+            seq_len_dec: shape.seq_len_dec as u32,
+            seq_len_enc: shape.seq_len_enc as u32,
+            num_heads: shape.num_heads as u32,
+            num_kv_heads: shape.num_kv_heads as u32,
+            head_dim: shape.head_dim as u32,
+            hidden_size: shape.hidden_size as u32,
+            cross_hidden_size: shape.cross_hidden_size as u32,
+            reserved: 0,
+        }
+    }
+
+    /// The products' tensors, in the plan's order.
+    fn products(&self, gradients: &DeviceGradients<'_>, workspace: &Workspace) -> [ProductTensors; 5] {
+        let (shape, regions) = (self.plan.shape(), &self.plan.regions);
+        let exponent = |index: u64| workspace.at(regions.exponents) + 4 * index;
+        let high = self.plan.precision() == Precision::High;
+        // The three products of High: low times high, high times low, high times high, smallest first.
+        let segments = |a: Parts, a_offset: u64, b: Parts| {
+            let [a, b] = [a, b].map(|parts| parts.map(|region| workspace.at(region)));
+            let a = a.map(|address| address + a_offset);
+            if high { ([a[1], a[0], a[0]], [b[0], b[1], b[0]]) } else { ([a[0], 0, 0], [b[0], 0, 0]) }
+        };
+        let product = |(a, b), c: &TensorViewMut<'_>, lda, n, row_exponents, exponent| ProductTensors {
+            a,
+            b,
+            c: c.address(),
+            row_exponents,
+            exponent,
+            lda,
+            ldb: n,
+            ldc: n,
+        };
+        let (q_out, kv_out) = (shape.q_out_dim() as u32, shape.kv_out_dim() as u32);
+        let (hidden, cross) = (shape.hidden_size as u32, shape.cross_hidden_size as u32);
+        let dec_rows = workspace.at(regions.row_exponents_dec);
+        let enc_rows = workspace.at(regions.row_exponents_enc);
+        let grads = gradients;
+        [
+            product(
+                segments(regions.dq, 0, regions.wq),
+                &grads.grad_decoder_hidden_states,
+                q_out,
+                hidden,
+                dec_rows,
+                exponent(2),
+            ),
+            product(segments(regions.dq, 0, regions.x_dec), &grads.grad_q_weight, q_out, hidden, 0, exponent(0)),
+            product(
+                segments(regions.dkv, 0, regions.wkv),
+                &grads.grad_encoder_hidden_states,
+                2 * kv_out,
+                cross,
+                enc_rows,
+                exponent(3),
+            ),
+            product(segments(regions.dkv, 0, regions.x_enc), &grads.grad_k_weight, 2 * kv_out, cross, 0, exponent(1)),
+            // dV stands beside dK in the same rows.
+            product(
+                segments(regions.dkv, 2 * u64::from(kv_out), regions.x_enc),
+                &grads.grad_v_weight,
+                2 * kv_out,
+                cross,
+                0,
+                exponent(1),
+            ),
+        ]
+    }
+}

@@ -1,0 +1,141 @@
+//! Plan of operation B: shapes -> launches and workspace, without a GPU.
+use std::fmt;
+
+use attn_backward_kernels::params::{Major, OutputType};
+
+use super::{Precision, Shape};
+use crate::gemm::{GemmPlan, Operands, ProductShape};
+use crate::{Error, Region, Target, WorkspaceLayout};
+
+/// The two fp16 parts of an operand; `Fast` has the first only (the second is empty).
+pub(super) type Parts = [Region; 2];
+
+/// How operation B runs for one shape.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    shape: Shape,
+    precision: Precision,
+    target: Target,
+    pub(super) gemm: GemmPlan,
+    layout: WorkspaceLayout,
+    pub(super) regions: Regions,
+}
+
+/// Places in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regions {
+    pub dq: Parts,
+    pub dkv: Parts,
+    pub x_dec: Parts,
+    pub x_enc: Parts,
+    pub wq: Parts,
+    pub wkv: Parts,
+    pub row_exponents_dec: Region,
+    pub row_exponents_enc: Region,
+    pub maxima: Region,
+    pub exponents: Region,
+    pub gemm: Region,
+}
+
+impl Plan {
+    /// Plans the operation.
+    ///
+    /// # Errors
+    /// As [`Shape::check`].
+    pub fn new(shape: &Shape, precision: Precision, target: &Target) -> Result<Plan, Error> {
+        shape.check()?;
+        let (operands, segments) = match precision {
+            Precision::Fast => (Operands::F16, 1),
+            Precision::High => (Operands::F16Promoted, 3),
+        };
+        let gemm = GemmPlan::new(target, operands, &products(shape, segments))?;
+
+        let mut layout = WorkspaceLayout::default();
+        let mut parts = |names: [&'static str; 2], rows: usize, columns: usize| {
+            let bytes = 2 * (rows * columns) as u64;
+            let second = if precision == Precision::High { bytes } else { 0 };
+            [layout.add(names[0], bytes), layout.add(names[1], second)]
+        };
+        let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
+        let kv = 2 * shape.kv_out_dim();
+        let dq = parts(["dq fp16", "dq fp16 low"], rows_dec, shape.q_out_dim());
+        let dkv = parts(["dk, dv fp16", "dk, dv fp16 low"], rows_enc, kv);
+        let x_dec = parts(["decoder fp16", "decoder fp16 low"], rows_dec, shape.hidden_size);
+        let x_enc = parts(["encoder fp16", "encoder fp16 low"], rows_enc, shape.cross_hidden_size);
+        let wq = parts(["q_weight fp16", "q_weight fp16 low"], shape.q_out_dim(), shape.hidden_size);
+        let wkv = parts(["kv weights fp16", "kv weights fp16 low"], kv, shape.cross_hidden_size);
+        let regions = Regions {
+            dq,
+            dkv,
+            x_dec,
+            x_enc,
+            wq,
+            wkv,
+            row_exponents_dec: layout.add("decoder row exponents", 4 * rows_dec as u64),
+            row_exponents_enc: layout.add("encoder row exponents", 4 * rows_enc as u64),
+            maxima: layout.add("maxima", 16),
+            exponents: layout.add("exponents", 16),
+            gemm: layout.add("partial sums", gemm.workspace_bytes()),
+        };
+        Ok(Plan { shape: *shape, precision, target: *target, gemm, layout, regions })
+    }
+
+    /// Sizes that it is for.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Arithmetic that it is for.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Machine that it is for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Extra device memory of a run, by region.
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        &self.layout
+    }
+}
+
+/// The products, in the order of [`super::launch`]: dgrad and wgrad of the decoder, then dgrad and the two wgrads of the encoder.
+fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
+    let product = |m, n, k, a_major| ProductShape {
+        m,
+        n,
+        k,
+        num_segments: segments,
+        a_major,
+        c_type: OutputType::F32,
+    };
+    let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
+    let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+    [
+        product(rows_dec, hidden, shape.q_out_dim(), Major::K),
+        product(shape.q_out_dim(), hidden, rows_dec, Major::Mn),
+        product(rows_enc, cross, 2 * shape.kv_out_dim(), Major::K),
+        product(shape.kv_out_dim(), cross, rows_enc, Major::Mn),
+        product(shape.kv_out_dim(), cross, rows_enc, Major::Mn),
+    ]
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { batch_size, seq_len_dec, seq_len_enc, num_heads, num_kv_heads, head_dim, hidden_size, cross_hidden_size } =
+            self.shape;
+        writeln!(
+            f,
+            "operation B, {} precision, {}: batch {batch_size}, {seq_len_dec} decoder and {seq_len_enc} encoder tokens, {num_heads} heads \
+             on {num_kv_heads}, head_dim {head_dim}, hidden {hidden_size}, cross {cross_hidden_size}",
+            self.precision, self.target
+        )?;
+        let (flops, bytes) = (super::flops(&self.shape) as f64 / 1e9, super::bytes(&self.shape) as f64 / 1e6);
+        writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
+        writeln!(f, "launches: maxima fill, cross_convert_gradients, cross_convert_operands, then")?;
+        writeln!(f, "{}", self.gemm)?;
+        write!(f, "{}", self.layout)
+    }
+}

@@ -1,0 +1,179 @@
+//! A planned grouped GEMM on a GPU: kernels and tables found once, parameters made for each run.
+use attn_backward_kernels::config::wgmma;
+use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, OutputType};
+use attn_backward_kernels::params_wgmma::{MAX_TENSOR_MAPS, TensorMap, WgmmaParams, WgmmaProduct};
+use attn_backward_kernels::schedule::item::Item;
+
+use super::hopper::{ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
+use super::portable::PortablePlan;
+use super::{GemmPlan, Operands, ProductTensors, Schedule, hopper_counter_bytes};
+use crate::Error;
+use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor};
+
+/// A grouped GEMM, ready to run on one GPU.
+#[derive(Debug)]
+pub(crate) struct GroupedGemm {
+    gpu: Gpu,
+    plan: GemmPlan,
+    kernels: Kernels,
+}
+
+#[derive(Debug)]
+enum Kernels {
+    Portable { gemm: Kernel, reduce: Kernel },
+    Hopper { gemm: Kernel, items: Buffer<Item> },
+}
+
+/// What one run launches.
+#[derive(Debug)]
+pub(crate) enum PreparedGemm {
+    Portable(Box<GemmParams>),
+    Hopper {
+        params: Box<WgmmaParams>,
+        /// Address and size of the counters that must be zero when the kernel starts.
+        counters: (u64, usize),
+    },
+}
+
+impl GroupedGemm {
+    /// Finds the plan's kernels in `module` and uploads its tables.
+    pub(crate) fn new(gpu: &Gpu, module: ModuleKind, plan: &GemmPlan) -> Result<GroupedGemm, Error> {
+        let kernels = match &plan.schedule {
+            Schedule::Portable(_) => {
+                let name = match plan.operands {
+                    Operands::Bf16 => "gemm_bf16",
+                    Operands::F16 => "gemm_f16",
+                    Operands::F16Promoted => "gemm_f16_promoted",
+                };
+                Kernels::Portable { gemm: gpu.kernel(module, name)?, reduce: gpu.kernel(module, "gemm_reduce")? }
+            }
+            Schedule::Hopper(hopper) => {
+                let name = match (plan.operands, plan.products[0].c_type) {
+                    (Operands::Bf16, OutputType::Bf16) => "wgmma_bf16_bf16",
+                    (Operands::Bf16, OutputType::F32) => "wgmma_bf16_f32",
+                    (Operands::F16 | Operands::F16Promoted, _) => "wgmma_f16_f32",
+                };
+                let items = Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?;
+                Kernels::Hopper { gemm: gpu.kernel(module, name)?, items }
+            }
+        };
+        Ok(GroupedGemm { gpu: gpu.clone(), plan: plan.clone(), kernels })
+    }
+
+    /// The parameters of a run on `tensors`, in the plan's order, with the plan's workspace at `workspace`.
+    pub(crate) fn prepare(&self, tensors: &[ProductTensors], workspace: u64) -> Result<PreparedGemm, Error> {
+        match (&self.plan.schedule, &self.kernels) {
+            (Schedule::Hopper(plan), Kernels::Hopper { items, .. }) => {
+                let element = match self.plan.operands {
+                    Operands::Bf16 => ElementType::Bf16,
+                    Operands::F16 | Operands::F16Promoted => ElementType::F16,
+                };
+                let (counters, parts) = (workspace, workspace + hopper_counter_bytes(plan));
+                let params = wgmma_params(&self.gpu, plan, element, tensors, (items.address(), counters, parts))?;
+                Ok(PreparedGemm::Hopper { params: Box::new(params), counters: (counters, 4 * plan.num_counters()) })
+            }
+            (Schedule::Portable(plan), _) => Ok(PreparedGemm::Portable(Box::new(plan.params(tensors, workspace)?))),
+            (Schedule::Hopper(_), Kernels::Portable { .. }) => unreachable!("kernels follow the schedule"),
+        }
+    }
+
+    /// Enqueues a prepared run.
+    ///
+    /// # Safety
+    /// The tensors and the workspace that it was prepared for are of the plan's sizes and live until the work has ended.
+    pub(crate) unsafe fn launch(&self, stream: &Stream, prepared: &PreparedGemm) -> Result<(), Error> {
+        match (&self.plan.schedule, &self.kernels, prepared) {
+            (Schedule::Portable(plan), Kernels::Portable { gemm, reduce }, PreparedGemm::Portable(params)) => {
+                let launches = [
+                    (gemm, plan.blocks(), plan.threads(), plan.smem_bytes()),
+                    (reduce, plan.reduce_blocks(), PortablePlan::REDUCE_THREADS, 0),
+                ];
+                for (kernel, blocks, threads, shared_bytes) in launches {
+                    if blocks > 0 {
+                        // SAFETY: the caller's.
+                        unsafe { kernel.launch(stream, &config(blocks, threads, shared_bytes), &**params)? };
+                    }
+                }
+                Ok(())
+            }
+            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, counters }) => {
+                let config = config(plan.num_blocks() as u32, wgmma::THREADS, wgmma::SMEM_BYTES);
+                // SAFETY: the caller's; the counters lie in the workspace.
+                unsafe {
+                    stream.fill(counters.0, 0, counters.1)?;
+                    Ok(gemm.launch(stream, &config, &**params)?)
+                }
+            }
+            _ => unreachable!("a run is prepared by the GEMM that launches it"),
+        }
+    }
+}
+
+fn config(blocks: u32, block: u32, shared_bytes: u32) -> LaunchConfig {
+    LaunchConfig { grid: [blocks, 1, 1], block, shared_bytes, launch: Launch::Normal }
+}
+
+/// Parameters of a `wgmma_*` launch; `(items, counters, parts)` are device addresses.
+fn wgmma_params(
+    gpu: &Gpu,
+    plan: &HopperPlan,
+    element: ElementType,
+    tensors: &[ProductTensors],
+    (items, counters, parts): (u64, u64, u64),
+) -> Result<WgmmaParams, Error> {
+    let pitches: Vec<Pitches> =
+        tensors.iter().map(|t| Pitches { a: t.lda as usize, b: t.ldb as usize, c: t.ldc as usize }).collect();
+    let specs = plan.tensor_maps(element, &pitches);
+    let mut maps = [TensorMap([0; 16]); MAX_TENSOR_MAPS];
+    for (map, spec) in maps.iter_mut().zip(&specs) {
+        *map = encode(gpu, spec, &tensors[spec.product])?;
+    }
+    let unused = WgmmaProduct {
+        c: std::ptr::null_mut(),
+        row_exponents: std::ptr::null(),
+        exponent: std::ptr::null(),
+        c_pitch_bytes: 0,
+        rows: 0,
+    };
+    let mut products = [unused; MAX_PRODUCTS];
+    for ((product, of), shape) in products.iter_mut().zip(tensors).zip(plan.products()) {
+        *product = WgmmaProduct {
+            c: of.c as *mut u8,
+            row_exponents: of.row_exponents as *const i32,
+            exponent: of.exponent as *const i32,
+            c_pitch_bytes: of.ldc * ElementType::from(shape.c_type).bytes() as u32,
+            rows: shape.m as u32,
+        };
+    }
+    Ok(WgmmaParams {
+        maps,
+        products,
+        items: items as *const Item,
+        workspace: parts as *mut f32,
+        counters: counters as *mut u32,
+        items_per_block: plan.items_per_block() as u32,
+        num_maps: specs.len() as u32,
+    })
+}
+
+/// Encodes a map of the plan for a product's tensors.
+fn encode(gpu: &Gpu, spec: &TensorMapSpec, tensors: &ProductTensors) -> Result<TensorMap, Error> {
+    let (name, address) = match spec.role {
+        TensorRole::A => (format!("A of product {}", spec.product), tensors.a[0]),
+        TensorRole::B { segment } => (format!("B {segment} of product {}", spec.product), tensors.b[segment]),
+        TensorRole::C => (format!("C of product {}", spec.product), tensors.c),
+    };
+    let dtype = match spec.element {
+        ElementType::Bf16 => TensorMapDtype::Bf16,
+        ElementType::F16 => TensorMapDtype::F16,
+        ElementType::F32 => TensorMapDtype::F32,
+    };
+    let tiled = TiledTensor {
+        address,
+        dtype,
+        dims: &spec.dims,
+        outer_strides_bytes: &spec.strides_bytes,
+        box_dims: &spec.box_dims,
+    };
+    Ok(tiled.encode(gpu, &name)?)
+}

@@ -1,0 +1,311 @@
+//! Plans of the Hopper grouped GEMM (`wgmma_*`): which block does which tiles, in which order.
+//!
+//! Pure: made from shapes and the number of SMs alone. The launch fills in addresses: it encodes [`HopperPlan::tensor_maps`], copies
+//! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (a memset before the kernel: any content of the
+//! workspace is then fine, even after a launch that was cut off, and the kernel need not clean up) and launches `num_blocks` blocks of
+//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory.
+
+use attn_backward_kernels::config::wgmma::{SLOT_FLOATS, TILE_K, TILE_M};
+use attn_backward_kernels::params::{MAX_PRODUCTS, MAX_SEGMENTS, Major, OutputType};
+use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
+use attn_backward_kernels::schedule::item::{Item, item_kind};
+use std::fmt;
+
+use crate::gemm::ProductShape;
+
+mod cost;
+mod schedule;
+mod search;
+mod tensor_map;
+#[cfg(test)]
+mod tests;
+mod tiling;
+
+pub use tensor_map::{ElementType, Pitches, TensorMapSpec, TensorRole};
+pub use tiling::{KSplit, Tiling};
+
+use schedule::{Run, Scheduled, Times};
+use tiling::{Role, TileGroup};
+
+/// Whether the Hopper kernel takes this product; the portable one takes all.
+///
+/// It wants something to compute, n a multiple of 64 and at least 128, m a multiple of 64 if A is MN-major, segments of a multiple of 64 k
+/// if there are several, and extents below 2^31.
+pub fn supports(shape: &ProductShape) -> bool {
+    let most = i32::MAX as usize - TILE_K as usize;
+    let small = [shape.m, shape.n, shape.k].iter().all(|extent| (1..=most / MAX_SEGMENTS).contains(extent));
+    let columns = shape.n.is_multiple_of(64) && shape.n >= 128;
+    let rows = shape.a_major == Major::K || shape.m.is_multiple_of(64);
+    let segments = match shape.num_segments {
+        1 => true,
+        2..=MAX_SEGMENTS => shape.k.is_multiple_of(TILE_K as usize),
+        _ => false,
+    };
+    small && columns && rows && segments
+}
+
+/// Whether the Hopper kernel takes these row pitches: each row starts on a 16-byte boundary, given that the first one does.
+pub fn supports_pitches(pitches: &Pitches, c_type: OutputType) -> bool {
+    let c_bytes = pitches.c * ElementType::from(c_type).bytes();
+    let most = 1 << 39;
+    [2 * pitches.a, 2 * pitches.b, c_bytes].iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < most)
+}
+
+/// A schedule of one launch.
+#[derive(Clone, Debug)]
+pub struct HopperPlan {
+    products: Vec<ProductShape>,
+    tilings: Vec<Tiling>,
+    groups: Vec<TileGroup>,
+    num_blocks: usize,
+    items: Vec<Item>,
+    workspace_floats: usize,
+    num_counters: usize,
+    times: Times,
+}
+
+impl HopperPlan {
+    /// The best schedule that the search finds for `products` (each of them [supported](supports), at most `MAX_PRODUCTS`) on `num_sms` SMs.
+    ///
+    /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds.
+    pub fn new(products: &[ProductShape], num_sms: usize) -> Option<Self> {
+        let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && products.iter().all(supports);
+        if !supported || num_sms == 0 {
+            return None;
+        }
+        Some(Self::with_tilings(products, search::search(products, num_sms)?, num_sms))
+    }
+
+    /// The schedule of given tilings.
+    fn with_tilings(products: &[ProductShape], tilings: Vec<Tiling>, num_sms: usize) -> Self {
+        let groups = search::groups(products, &tilings);
+        let c_type = |product: usize| products[product].c_type;
+        let (runs, num_items) = schedule::runs(&groups, c_type);
+        let mut lists = Lists::new(products, &groups, num_sms);
+        let times =
+            schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
+        let Lists { lists, places, .. } = lists;
+        let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
+        let mut items = vec![Item::END; num_sms * items_per_block];
+        for (row, list) in items.chunks_exact_mut(items_per_block).zip(&lists) {
+            row[..list.len()].copy_from_slice(list);
+        }
+        HopperPlan {
+            products: products.to_vec(),
+            tilings,
+            groups,
+            num_blocks: num_sms,
+            items,
+            workspace_floats: places.slots * SLOT_FLOATS as usize,
+            num_counters: places.counters,
+            times,
+        }
+    }
+
+    /// The products, as given.
+    pub fn products(&self) -> &[ProductShape] {
+        &self.products
+    }
+
+    /// Blocks of the launch.
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// `[num_blocks, items_per_block]`, each row ended by an item of 0 k-blocks.
+    pub fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    /// Items of each block's list, its end included.
+    pub fn items_per_block(&self) -> usize {
+        self.items.len() / self.num_blocks
+    }
+
+    /// fp32 elements of the workspace for parts.
+    pub fn workspace_floats(&self) -> usize {
+        self.workspace_floats
+    }
+
+    /// `u32` counters, to be zeroed before each launch.
+    pub fn num_counters(&self) -> usize {
+        self.num_counters
+    }
+
+    /// Time of a launch with cold caches on an H200, as the cost model has it, in microseconds.
+    pub fn predicted_us(&self) -> f64 {
+        let memory_us = self.bytes() as f64 / cost::BYTES_PER_US;
+        cost::START_NS as f64 / 1e3 + (self.times.makespan_ns as f64 / 1e3).max(memory_us)
+    }
+
+    /// Mean over the blocks of the time until a block is done, start excluded, in microseconds.
+    pub fn mean_load_us(&self) -> f64 {
+        self.times.mean_ns as f64 / 1e3
+    }
+
+    /// How each product is cut.
+    pub fn tilings(&self) -> &[Tiling] {
+        &self.tilings
+    }
+
+    /// Every tensor map of the launch, in the order of `WgmmaParams::maps`: of each product A, C, then B for each tile width in use, segment
+    /// by segment. `operand` is the type of A and B; `pitches` has an entry for each product.
+    pub fn tensor_maps(&self, operand: ElementType, pitches: &[Pitches]) -> Vec<TensorMapSpec> {
+        let mut maps = Vec::new();
+        for (product, (shape, pitches)) in self.products.iter().zip(pitches).enumerate() {
+            maps.push(TensorMapSpec::a(product, shape, operand, pitches.a));
+            maps.push(TensorMapSpec::c(product, shape, pitches.c));
+            for width in widths_in_use(&self.groups, product) {
+                let segments = 0..shape.num_segments;
+                maps.extend(segments.map(|s| TensorMapSpec::b((product, s), shape, operand, pitches.b, width)));
+            }
+        }
+        maps
+    }
+
+    /// Bytes of all operands and outputs, each once. Operands that products share count for each of them.
+    fn bytes(&self) -> usize {
+        let of = |p: &ProductShape| {
+            let k = p.k * p.num_segments;
+            2 * k * (p.m + p.n) + p.m * p.n * ElementType::from(p.c_type).bytes()
+        };
+        self.products.iter().map(of).sum()
+    }
+}
+
+/// Widths of a product's tiles, wide ones first.
+fn widths_in_use(groups: &[TileGroup], product: usize) -> Vec<u32> {
+    let mut widths: Vec<u32> = groups.iter().filter(|g| g.product == product).map(|g| g.width).collect();
+    widths.sort_unstable_by_key(|width| std::cmp::Reverse(*width));
+    widths.dedup();
+    widths
+}
+
+/// Workspace slots and counters given out so far.
+#[derive(Default)]
+struct Places {
+    slots: usize,
+    counters: usize,
+}
+
+/// What the items of a group's tiles have in common.
+struct GroupItems {
+    /// Product, layout, width, maps, number of parts.
+    common: Item,
+    /// First row and column of each tile.
+    tiles: Vec<[u32; 2]>,
+    first_slot: usize,
+    first_counter: usize,
+}
+
+/// The lists as they grow.
+struct Lists {
+    groups: Vec<GroupItems>,
+    lists: Vec<Vec<Item>>,
+    places: Places,
+}
+
+impl Lists {
+    fn new(products: &[ProductShape], groups: &[TileGroup], num_blocks: usize) -> Self {
+        let mut places = Places::default();
+        let first_maps = first_maps(products, groups);
+        let group_items = groups.iter().map(|group| {
+            let shape = &products[group.product];
+            let widths = widths_in_use(groups, group.product);
+            let width_index = widths.iter().position(|w| *w == group.width).unwrap_or(0);
+            let a_map = first_maps[group.product];
+            let parts = group.split.parts();
+            let common = Item {
+                product: group.product as u32,
+                a_major: shape.a_major as u32,
+                width: group.width,
+                segment_k: shape.k.next_multiple_of(TILE_K as usize) as u32,
+                a_map: a_map as u32,
+                c_map: a_map as u32 + 1,
+                b_map: (a_map + 2 + width_index * shape.num_segments) as u32,
+                parts,
+                ..Item::END
+            };
+            let items = GroupItems {
+                common,
+                tiles: group.tiles(),
+                first_slot: places.slots,
+                first_counter: places.counters,
+            };
+            if parts > 0 {
+                places.slots += group.len() * slots_per_tile(&common);
+                places.counters += group.len();
+            }
+            items
+        });
+        Lists { groups: group_items.collect(), lists: vec![Vec::new(); num_blocks], places }
+    }
+
+    fn push(&mut self, block: usize, scheduled: Scheduled) {
+        let (group, tile) = match scheduled {
+            Scheduled::Tile { run, tile } => (run.group, tile),
+            Scheduled::Reduce { group, tile, .. } => (group, tile),
+        };
+        let group = &self.groups[group];
+        let [m0, n0] = group.tiles[tile];
+        let mut item = Item { m0, n0, ..group.common };
+        if item.parts > 0 {
+            item.slot = (group.first_slot + tile * slots_per_tile(&group.common)) as u32;
+            item.counter = (group.first_counter + tile) as u32;
+        }
+        match scheduled {
+            Scheduled::Tile { run: Run { role, k_blocks: (first, end), .. }, .. } => {
+                (item.kind, item.part) = match role {
+                    Role::Whole => (item_kind::WHOLE, 0),
+                    Role::Part(part) => (item_kind::PART, part),
+                    Role::Owner => (item_kind::OWNER, 0),
+                };
+                item.k0 = first * TILE_K;
+                item.k_blocks = end - first;
+            }
+            Scheduled::Reduce { first, count, .. } => {
+                item.kind = item_kind::REDUCE;
+                item.k0 = first;
+                item.k_blocks = count;
+            }
+        }
+        self.lists[block].push(item);
+    }
+}
+
+/// Workspace slots of the parts of one tile.
+fn slots_per_tile(item: &Item) -> usize {
+    (item.parts * (item.width / 64) * (TILE_M * 64 / SLOT_FLOATS)) as usize
+}
+
+/// Index of the first tensor map of each product.
+fn first_maps(products: &[ProductShape], groups: &[TileGroup]) -> Vec<usize> {
+    let mut next = 0;
+    let maps = products.iter().enumerate().map(|(product, shape)| {
+        let first = next;
+        next += 2 + widths_in_use(groups, product).len() * shape.num_segments;
+        first
+    });
+    let maps = maps.collect();
+    debug_assert!(next <= MAX_TENSOR_MAPS);
+    maps
+}
+
+impl fmt::Display for HopperPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shape, tiling) in self.products.iter().zip(&self.tilings) {
+            let ProductShape { m, n, k, num_segments, a_major, .. } = shape;
+            let form = if *a_major == Major::K { "dgrad" } else { "wgrad" };
+            writeln!(f, "  {form} {m} x {n} x {num_segments} * {k}: {tiling}")?;
+        }
+        let items = self.items.iter().filter(|item| item.k_blocks > 0).count();
+        write!(
+            f,
+            "  {items} items on {} blocks, workspace {:.1} MiB, predicted {:.1} us (mean load {:.1} us)",
+            self.num_blocks,
+            self.workspace_floats as f64 / f64::from(1 << 18),
+            self.predicted_us(),
+            self.mean_load_us()
+        )
+    }
+}

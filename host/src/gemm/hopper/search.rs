@@ -1,0 +1,164 @@
+//! Chooses the tiling of every product: coordinate descent over tile widths and K cuts, scored by the cost model.
+//!
+//! Products of equal shape are cut alike, as two halves that may differ. The effort is counted in items played, not in time, so
+//! the same shapes always get the same plan.
+
+use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
+use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
+use std::collections::BTreeSet;
+
+use super::schedule::{Times, lower_bound_ns, play, runs};
+use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
+use crate::gemm::ProductShape;
+
+/// Items that a search may play: about 10 ms.
+const MAX_ITEMS_PLAYED: usize = 300_000;
+/// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
+const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
+/// Up to this n all ways to cut it into tile widths are tried.
+const MAX_N_FOR_ALL_WIDTHS: usize = 2048;
+
+/// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
+pub fn search(products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> {
+    let mut search = Search { products, num_sms, played: 0 };
+    let units = units(products);
+    let options: Vec<Vec<Tiling>> = units.iter().map(|unit| search.options(&products[unit[0]])).collect();
+    // Starts that differ in all products at once, which one step of the descent cannot reach.
+    let starts = [256, 192, 128].map(|lead| {
+        let narrower = |p: &ProductShape| Tiling { widths: widths_led_by(lead, p.n), ..Tiling::widest(p.n) };
+        products.iter().map(narrower).collect::<Vec<_>>()
+    });
+    let mut best: Option<(u64, Vec<Tiling>)> = None;
+    for start in starts {
+        let Some(score) = search.score(&start, u64::MAX) else { continue };
+        let found = search.descend(score, start, &units, &options);
+        if best.as_ref().is_none_or(|(score, _)| found.0 < *score) {
+            best = Some(found);
+        }
+    }
+    best.map(|(_, tilings)| tilings)
+}
+
+/// What the cost model says of a choice of tilings.
+pub fn evaluate(products: &[ProductShape], tilings: &[Tiling], num_sms: usize) -> Times {
+    let groups = groups(products, tilings);
+    let c_type = |product: usize| products[product].c_type;
+    let (runs, items) = runs(&groups, c_type);
+    play(&groups, (&runs, items), c_type, num_sms, |_, _| {})
+}
+
+/// The groups of all products.
+pub fn groups(products: &[ProductShape], tilings: &[Tiling]) -> Vec<TileGroup> {
+    products.iter().zip(tilings).enumerate().flat_map(|(index, (shape, tiling))| tiling.groups(index, shape)).collect()
+}
+
+/// Tensor maps that a choice needs.
+pub fn num_tensor_maps(products: &[ProductShape], groups: &[TileGroup]) -> usize {
+    let used: BTreeSet<(usize, u32)> = groups.iter().map(|g| (g.product, g.width)).collect();
+    2 * products.len() + used.iter().map(|(product, _)| products[*product].num_segments).sum::<usize>()
+}
+
+struct Search<'a> {
+    products: &'a [ProductShape],
+    num_sms: usize,
+    played: usize,
+}
+
+impl Search<'_> {
+    /// Makespan of a choice; `None` if it is certainly not below `limit`, needs too many tensor maps, or the effort is spent.
+    fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
+        let groups = groups(self.products, tilings);
+        let c_type = |product: usize| self.products[product].c_type;
+        let (runs, items) = runs(&groups, c_type);
+        let hopeless = lower_bound_ns(&runs, self.num_sms) >= limit;
+        let spent = limit != u64::MAX && self.played + items > MAX_ITEMS_PLAYED;
+        if hopeless || spent || num_tensor_maps(self.products, &groups) > MAX_TENSOR_MAPS {
+            return None;
+        }
+        self.played += items;
+        Some(play(&groups, (&runs, items), c_type, self.num_sms, |_, _| {}).makespan_ns)
+    }
+
+    /// Improves one unit after the other until none gets better.
+    fn descend(
+        &mut self,
+        mut score: u64,
+        mut tilings: Vec<Tiling>,
+        units: &[Vec<usize>],
+        options: &[Vec<Tiling>],
+    ) -> (u64, Vec<Tiling>) {
+        loop {
+            let before = score;
+            for (unit, options) in units.iter().zip(options) {
+                for option in options {
+                    let mut next = tilings.clone();
+                    for &product in unit {
+                        next[product] = option.clone();
+                    }
+                    if let Some(found) = self.score(&next, score) {
+                        if found < score {
+                            (score, tilings) = (found, next);
+                        }
+                    }
+                }
+            }
+            if score == before {
+                return (score, tilings);
+            }
+        }
+    }
+
+    /// Ways to cut a product, the simple ones first.
+    fn options(&self, shape: &ProductShape) -> Vec<Tiling> {
+        let mut leads: Vec<Vec<u32>> = [256, 192, 128].map(|lead| widths_led_by(lead, shape.n)).into();
+        leads.dedup();
+        let all = if shape.n <= MAX_N_FOR_ALL_WIDTHS { all_widths(shape.n) } else { leads.clone() };
+        let whole = |widths, narrow_row_blocks| Tiling { widths, split: KSplit::Whole, narrow_row_blocks };
+        let mut options: Vec<Tiling> = all.into_iter().map(|widths| whole(widths, 0)).collect();
+        let row_blocks = shape.m.div_ceil(TILE_M as usize);
+        if shape.n.is_multiple_of(128) {
+            let tails = [2, 4, 8, 16, 32].into_iter().filter(|tail| 2 * tail <= row_blocks);
+            options.extend(tails.map(|tail| whole(leads[0].clone(), tail)));
+        }
+        let k_blocks = k_blocks(shape);
+        for widths in leads {
+            if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.num_sms {
+                let splits = splits(k_blocks).into_iter();
+                options.extend(splits.map(|split| Tiling { widths: widths.clone(), split, narrow_row_blocks: 0 }));
+            }
+        }
+        options
+    }
+}
+
+/// Ways to cut `k_blocks`: an owner with up to four parts, or up to 12 parts and reduce items.
+fn splits(k_blocks: u32) -> Vec<KSplit> {
+    let step = k_blocks.div_ceil(30).max(1);
+    let mut splits = Vec::new();
+    for parts in 1..=4 {
+        // A part costs 2 us whatever its depth; the owner's own range is at least about as long.
+        let longest = k_blocks / (parts + 1) + step;
+        splits.extend((4..=longest).step_by(step as usize).map(|part_k_blocks| KSplit::Owner { part_k_blocks, parts }));
+    }
+    splits.extend([2, 3, 4, 5, 6, 8, 10, MAX_SPLITS].into_iter().filter(|parts| 2 * parts <= k_blocks).map(KSplit::Parts));
+    splits.retain(|split| split.fits(k_blocks));
+    splits
+}
+
+/// Indices of products that are cut alike: those of equal shape, in two halves; the deepest first.
+fn units(products: &[ProductShape]) -> Vec<Vec<usize>> {
+    let mut units: Vec<Vec<usize>> = Vec::new();
+    for (index, shape) in products.iter().enumerate() {
+        match units.iter_mut().find(|unit| products[unit[0]] == *shape) {
+            Some(unit) => unit.push(index),
+            None => units.push(vec![index]),
+        }
+    }
+    let halves = |unit: Vec<usize>| {
+        let (first, second) = unit.split_at(unit.len().div_ceil(2));
+        [first.to_vec(), second.to_vec()]
+    };
+    let mut units: Vec<Vec<usize>> = units.into_iter().flat_map(halves).filter(|unit| !unit.is_empty()).collect();
+    units.sort_by_key(|unit| std::cmp::Reverse(k_blocks(&products[unit[0]])));
+    units
+}

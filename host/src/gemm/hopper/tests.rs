@@ -1,0 +1,333 @@
+//! Invariants of the lists, and the search against the schedules that were measured best.
+
+use super::search::evaluate;
+use super::*;
+use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_WIDTHS, groups_per_stage};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+const NUM_SMS: usize = 132;
+
+fn dgrad(m: usize, n: usize, k: usize, num_segments: usize, c_type: OutputType) -> ProductShape {
+    ProductShape { m, n, k, num_segments, a_major: Major::K, c_type }
+}
+
+fn wgrad(m: usize, n: usize, k: usize, c_type: OutputType) -> ProductShape {
+    ProductShape { m, n, k, num_segments: 1, a_major: Major::Mn, c_type }
+}
+
+/// Operation A's last step: grad_hidden_states and the four weight gradients.
+fn audio(total_seq_len: usize, d_model: usize) -> Vec<ProductShape> {
+    let weight = wgrad(d_model, d_model, total_seq_len, OutputType::Bf16);
+    [dgrad(total_seq_len, d_model, d_model, 3, OutputType::Bf16), weight, weight, weight, weight].into()
+}
+
+/// Operation B with dK and dV side by side.
+fn cross(rows_dec: usize, rows_enc: usize) -> Vec<ProductShape> {
+    vec![
+        dgrad(rows_dec, 1536, 4096, 1, OutputType::F32),
+        wgrad(4096, 1536, rows_dec, OutputType::F32),
+        dgrad(rows_enc, 1024, 1024, 2, OutputType::F32),
+        wgrad(2048, 1024, rows_enc, OutputType::F32),
+    ]
+}
+
+const AUDIO_SUITE: [usize; 16] =
+    [1280, 373, 997, 1249, 448, 1163, 449, 1024, 256, 640, 1087, 211, 853, 128, 613, 919];
+const CROSS_SUITE: [(usize, usize, usize); 16] = [
+    (4, 2048, 4096),
+    (1, 613, 691),
+    (8, 128, 128),
+    (2, 128, 128),
+    (16, 128, 256),
+    (1, 1024, 2048),
+    (64, 256, 256),
+    (8, 919, 997),
+    (1, 4096, 8192),
+    (32, 449, 541),
+    (32, 128, 128),
+    (16, 211, 373),
+    (1, 256, 512),
+    (2, 256, 256),
+    (16, 256, 512),
+    (2, 512, 512),
+];
+
+/// Items of one tile.
+#[derive(Default)]
+struct TileItems {
+    /// (k0, k-blocks) of whole, part and owner items.
+    ranges: Vec<(u32, u32)>,
+    parts: Vec<u32>,
+    owners: usize,
+    wholes: usize,
+    reduced: Vec<(u32, u32)>,
+    slot: Option<u32>,
+    counter: Option<u32>,
+}
+
+/// Checks everything that the kernel relies on.
+fn check(plan: &HopperPlan) {
+    let pitches = vec![Pitches { a: 8, b: 8, c: 8 }; plan.products.len()];
+    let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
+    assert!(maps.len() <= MAX_TENSOR_MAPS);
+    let mut tiles: HashMap<(u32, u32, u32, u32), TileItems> = HashMap::new();
+    for list in plan.items().chunks_exact(plan.items_per_block()) {
+        let len = list.iter().position(|item| item.k_blocks == 0).expect("every list has an end");
+        assert!(list[len..].iter().all(|item| *item == Item::END));
+        // Nothing waits for a part that stands behind something that waits.
+        assert!(list[..len].is_sorted_by_key(|item| item.kind), "parts, whole tiles, owners, reduce items");
+        for item in &list[..len] {
+            let shape = &plan.products[item.product as usize];
+            assert_eq!(item.a_major, shape.a_major as u32);
+            assert!(TILE_WIDTHS.contains(&item.width));
+            let (a, c) = (&maps[item.a_map as usize], &maps[item.c_map as usize]);
+            assert_eq!((a.product as u32, a.role), (item.product, TensorRole::A));
+            assert_eq!((c.product as u32, c.role), (item.product, TensorRole::C));
+            for segment in 0..shape.num_segments {
+                let b = &maps[item.b_map as usize + segment];
+                assert_eq!((b.product as u32, b.role), (item.product, TensorRole::B { segment }));
+                assert_eq!(b.box_dims, [64, 64, item.width / 64]);
+            }
+            let tile = tiles.entry((item.product, item.m0, item.n0, item.width)).or_default();
+            if item.parts > 0 {
+                assert!(tile.slot.is_none_or(|slot| slot == item.slot));
+                assert!(tile.counter.is_none_or(|counter| counter == item.counter));
+                (tile.slot, tile.counter) = (Some(item.slot), Some(item.counter));
+            }
+            match item.kind {
+                item_kind::REDUCE => {
+                    assert_eq!(item.k_blocks % groups_per_stage(item.parts), 0);
+                    tile.reduced.push((item.k0, item.k_blocks));
+                    continue;
+                }
+                item_kind::WHOLE => tile.wholes += 1,
+                item_kind::OWNER => tile.owners += 1,
+                _ => tile.parts.push(item.part),
+            }
+            assert_eq!(item.k0 % TILE_K, 0);
+            tile.ranges.push((item.k0 / TILE_K, item.k_blocks));
+        }
+    }
+
+    let mut columns: HashMap<(u32, u32), HashSet<u32>> = HashMap::new();
+    let mut slots = HashSet::new();
+    let mut counters = HashSet::new();
+    for ((product, m0, n0, width), tile) in &mut tiles {
+        let shape = &plan.products[*product as usize];
+        assert!(m0 % TILE_M == 0 && (*m0 as usize) < shape.m && (n0 + width) as usize <= shape.n);
+        for column in (*n0..n0 + width).step_by(64) {
+            assert!(columns.entry((*product, *m0)).or_default().insert(column), "tiles overlap");
+        }
+        let covered = |ranges: &mut Vec<(u32, u32)>, end: u32| {
+            ranges.sort_unstable();
+            let reached = ranges.iter().fold(0, |at, (first, count)| {
+                assert_eq!(*first, at, "ranges follow each other");
+                at + count
+            });
+            assert_eq!(reached, end);
+        };
+        covered(&mut tile.ranges, tiling::k_blocks(shape));
+        let parts = tile.parts.len() as u32;
+        tile.parts.sort_unstable();
+        assert_eq!(tile.parts, (0..parts).collect::<Vec<_>>());
+        assert!(parts <= MAX_SPLITS);
+        match (tile.wholes, tile.owners) {
+            (1, 0) => assert!(parts == 0 && tile.reduced.is_empty()),
+            (0, 1) => assert!(parts > 0 && tile.reduced.is_empty()),
+            (0, 0) => covered(&mut tile.reduced, width / 8),
+            other => panic!("whole tiles, owners: {other:?}"),
+        }
+        if parts > 0 {
+            let slot = tile.slot.unwrap();
+            for unit in slot..slot + parts * width / 64 {
+                assert!(slots.insert(unit), "slots overlap");
+                assert!((unit as usize + 1) * SLOT_FLOATS as usize <= plan.workspace_floats());
+            }
+            let counter = tile.counter.unwrap();
+            assert!(counters.insert(counter) && (counter as usize) < plan.num_counters());
+        }
+    }
+    for (product, shape) in plan.products.iter().enumerate() {
+        for row in 0..shape.m.div_ceil(TILE_M as usize) {
+            let tiled = columns.get(&(product as u32, row as u32 * TILE_M)).map_or(0, HashSet::len);
+            assert_eq!(tiled, shape.n / 64, "product {product}, row block {row}");
+        }
+    }
+    // 2 * MAX_SPLIT_TILES_PER_BLOCK tiles a block, each at most 12 parts of 128 x 256: a constant, whatever the number of rows.
+    assert!(plan.workspace_floats() <= plan.products.len() * 2 * plan.num_blocks() * 12 * 128 * 256);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn lists_cover_every_product_once(
+        rows in 1usize..2000,
+        heads in 2usize..24,
+        num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
+    ) {
+        check(&HopperPlan::new(&audio(rows, 64 * heads), num_sms).unwrap());
+        let (n, k) = (64 * heads, 8 * heads);
+        let products = [dgrad(rows, n, k, 1, OutputType::F32), wgrad(64 * heads, n, rows, OutputType::F32)];
+        check(&HopperPlan::new(&products, num_sms).unwrap());
+    }
+
+    #[test]
+    fn every_tiling_gives_complete_lists(
+        rows in 1usize..600,
+        widths in prop::sample::select(tiling::all_widths(1280)),
+        narrow_row_blocks in 0usize..3,
+        parts in 2u32..=12,
+        part_k_blocks in 1u32..12,
+    ) {
+        let shape = dgrad(rows, 1280, 1280, 3, OutputType::Bf16);
+        for split in [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }] {
+            let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
+            check(&HopperPlan::with_tilings(&[shape], vec![tiling], NUM_SMS));
+        }
+    }
+}
+
+#[test]
+fn suite_plans_are_complete() {
+    for total_seq_len in AUDIO_SUITE {
+        check(&HopperPlan::new(&audio(total_seq_len, 1280), NUM_SMS).unwrap());
+        let first = [dgrad(total_seq_len, 1280, 1280, 1, OutputType::F32)];
+        check(&HopperPlan::new(&first, NUM_SMS).unwrap());
+    }
+    for (batch, dec, enc) in CROSS_SUITE {
+        check(&HopperPlan::new(&cross(batch * dec, batch * enc), NUM_SMS).unwrap());
+    }
+}
+
+/// The schedules that were the fastest of all those timed on an H200, and their times in microseconds (cold caches).
+fn measured_best() -> Vec<(usize, [Tiling; 3], f64)> {
+    let tiling = |widths: &[u32], split| Tiling { widths: widths.into(), split, narrow_row_blocks: 0 };
+    let whole = |widths: &[u32]| tiling(widths, KSplit::Whole);
+    let owner = |part_k_blocks, parts| KSplit::Owner { part_k_blocks, parts };
+    let (w256, w128) = (&[256; 5][..], &[128; 10][..]);
+    let mixed = &[256, 256, 192, 192, 192, 192][..];
+    vec![
+        (128, [tiling(w128, KSplit::Parts(5)), whole(w256), whole(w256)], 16.8),
+        (256, [tiling(w128, KSplit::Parts(5)), whole(w128), whole(w128)], 19.5),
+        (373, [tiling(w128, owner(20, 2)), whole(w256), whole(w256)], 22.1),
+        (640, [tiling(w256, owner(16, 2)), whole(w256), whole(&[256, 256, 256, 192, 192, 128])], 28.6),
+        (853, [tiling(w256, owner(22, 1)), whole(w256), whole(mixed)], 33.9),
+        (997, [whole(&[192, 192, 192, 192, 192, 192, 128]), whole(w256), whole(mixed)], 37.2),
+        (1280, [whole(w256), whole(w256), whole(w128)], 44.1),
+    ]
+}
+
+#[test]
+fn search_is_at_least_as_good_as_the_measured_best_schedules() {
+    for (total_seq_len, [dx, first, second], _) in measured_best() {
+        let products = audio(total_seq_len, 1280);
+        let tilings = vec![dx, first.clone(), first, second.clone(), second];
+        let best = evaluate(&products, &tilings, NUM_SMS).makespan_ns;
+        let found = HopperPlan::new(&products, NUM_SMS).unwrap().times.makespan_ns;
+        assert!(found <= best, "T = {total_seq_len}: found {found} ns, measured best {best} ns");
+    }
+}
+
+#[test]
+fn cost_model_is_within_15_percent_of_the_measured_times() {
+    for (total_seq_len, [dx, first, second], measured_us) in measured_best() {
+        let tilings = vec![dx, first.clone(), first, second.clone(), second];
+        let plan = HopperPlan::with_tilings(&audio(total_seq_len, 1280), tilings, NUM_SMS);
+        let predicted_us = plan.predicted_us();
+        println!("T = {total_seq_len}: predicted {predicted_us:.1} us, measured {measured_us:.1} us");
+        assert!((predicted_us / measured_us - 1.0).abs() < 0.15);
+    }
+}
+
+#[test]
+fn plans_are_repeatable() {
+    let plan = || HopperPlan::new(&audio(853, 1280), NUM_SMS).unwrap();
+    assert_eq!(plan().items(), plan().items());
+}
+
+#[test]
+fn long_sequences_are_planned_quickly_and_in_little_workspace() {
+    for products in [audio(100_000, 1280), cross(60_000, 120_000)] {
+        let start = Instant::now();
+        let plan = HopperPlan::new(&products, NUM_SMS).unwrap();
+        println!("{plan}\n  planned in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+        assert!(plan.mean_load_us() * 1.05 > plan.times.makespan_ns as f64 / 1e3);
+    }
+}
+
+#[test]
+fn unsupported_shapes_are_left_to_the_portable_kernel() {
+    let good = dgrad(373, 1280, 1280, 3, OutputType::Bf16);
+    assert!(supports(&good) && supports(&wgrad(1280, 1280, 1, OutputType::F32)));
+    assert!(supports(&dgrad(1, 128, 8, 1, OutputType::F32)));
+    for bad in [
+        ProductShape { m: 0, ..good },
+        ProductShape { k: 0, ..good },
+        ProductShape { n: 64, ..good },
+        ProductShape { n: 1288, ..good },
+        ProductShape { k: 72, ..good },
+        ProductShape { num_segments: 0, ..good },
+        ProductShape { num_segments: 4, ..good },
+        ProductShape { m: 1 << 31, ..good },
+        wgrad(96, 1280, 128, OutputType::F32),
+    ] {
+        assert!(!supports(&bad), "{bad:?}");
+        assert!(HopperPlan::new(&[bad], NUM_SMS).is_none());
+    }
+    assert!(HopperPlan::new(&[], NUM_SMS).is_none());
+    // Five products of three segments each can need more maps than a launch holds; the search avoids that or refuses.
+    if let Some(plan) = HopperPlan::new(&[good; 5], NUM_SMS) {
+        check(&plan);
+    }
+    let pitches = Pitches { a: 1280, b: 1288, c: 1284 };
+    assert!(supports_pitches(&pitches, OutputType::F32) && !supports_pitches(&pitches, OutputType::Bf16));
+    assert!(!supports_pitches(&Pitches { a: 1281, ..pitches }, OutputType::F32));
+}
+
+#[test]
+fn tensor_maps_describe_the_operands() {
+    let products = audio(373, 1280);
+    let plan = HopperPlan::new(&products, NUM_SMS).unwrap();
+    let mut pitches = vec![Pitches { a: 3840, b: 1280, c: 1280 }; 5];
+    pitches[4].a = 1280;
+    let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
+    let spec = |product, role| maps.iter().find(|m| m.product == product && m.role == role).unwrap();
+    let a = spec(0, TensorRole::A);
+    assert_eq!(a.dims, [3840, 373, 1]);
+    assert_eq!(a.strides_bytes, [7680, 7680 * 373]);
+    assert_eq!(a.box_dims, [64, 128, 1]);
+    let b = spec(0, TensorRole::B { segment: 2 });
+    assert_eq!((&b.dims[..], &b.strides_bytes[..]), (&[64, 1280, 20][..], &[2560, 128][..]));
+    let weight = spec(1, TensorRole::A);
+    assert_eq!((&weight.dims[..], &weight.strides_bytes[..]), (&[64, 373, 20][..], &[7680, 128][..]));
+    assert_eq!(weight.box_dims, [64, 64, 2]);
+    let c = spec(0, TensorRole::C);
+    assert_eq!((&c.dims[..], &c.strides_bytes[..], &c.box_dims[..]), (&[1280, 373][..], &[2560][..], &[64, 64][..]));
+    for map in &maps {
+        assert!(map.strides_bytes.iter().all(|stride| stride % 16 == 0 && *stride < 1 << 40));
+        assert!(map.box_dims[0] * map.element.bytes() as u32 == 128 && map.box_dims.iter().all(|b| *b <= 256));
+        assert_eq!(map.strides_bytes.len() + 1, map.dims.len());
+        assert_eq!(map.box_dims.len(), map.dims.len());
+    }
+}
+
+/// `cargo test --release -p attn-backward hopper -- --ignored --nocapture`: prints the suites' plans and how long they took to find.
+#[test]
+#[ignore = "prints"]
+fn print_suite_plans() {
+    let print = |products: &[ProductShape]| {
+        let start = Instant::now();
+        let plan = HopperPlan::new(products, NUM_SMS).unwrap();
+        println!("{plan}\n  planned in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    };
+    for total_seq_len in AUDIO_SUITE {
+        print(&audio(total_seq_len, 1280));
+    }
+    print(&[dgrad(1280, 1280, 1280, 1, OutputType::F32)]);
+    for (batch, dec, enc) in CROSS_SUITE {
+        print(&cross(batch * dec, batch * enc));
+    }
+}

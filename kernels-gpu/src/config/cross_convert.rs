@@ -1,0 +1,35 @@
+//! `cross_convert_*`: operation B's conversion to scaled fp16.
+
+/// Threads of a block, all entries.
+pub const THREADS: u32 = 256;
+/// Blocks per SM of `cross_convert_gradients_*`: at most 64 registers a thread, 6 to 9 loads of 16 bytes in flight each.
+pub const GRADIENTS_BLOCKS_PER_SM: u32 = 4;
+/// Blocks per SM of `cross_convert_operands_*`: at most 40 registers a thread, 4 loads of 16 bytes in flight each.
+pub const OPERANDS_BLOCKS_PER_SM: u32 = 6;
+/// 16-byte pieces of a weight tensor that a block of `cross_convert_gradients_*` takes at once.
+pub const WEIGHT_TILE_PIECES: u32 = 8 * THREADS;
+/// Static shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
+pub const SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
+
+/// Blocks of `cross_convert_gradients_*`: a block per token or weight tile, up to what the device holds at once.
+pub const fn gradients_blocks(rows_dec: u32, rows_enc: u32, weight_elements: u64, multiprocessors: u32) -> u32 {
+    let weight_tiles = weight_elements.div_ceil(4 * WEIGHT_TILE_PIECES as u64);
+    at_most(rows_dec as u64 + rows_enc as u64 + weight_tiles, multiprocessors * GRADIENTS_BLOCKS_PER_SM)
+}
+
+/// Blocks of `cross_convert_operands_*`: a warp per row of hidden states or weights, up to what the device holds at once.
+pub const fn operands_blocks(rows_dec: u32, rows_enc: u32, weight_rows: u64, multiprocessors: u32) -> u32 {
+    let rows = rows_dec as u64 + rows_enc as u64 + weight_rows;
+    at_most(rows.div_ceil(THREADS as u64 / 32), multiprocessors * OPERANDS_BLOCKS_PER_SM)
+}
+
+/// `work` blocks, but no more than `resident` and at least one.
+const fn at_most(work: u64, resident: u32) -> u32 {
+    if work == 0 {
+        1
+    } else if work < resident as u64 {
+        work as u32
+    } else {
+        resident
+    }
+}

@@ -1,0 +1,66 @@
+//! The Hopper grouped GEMM (`wgmma_*`).
+
+/// Rows of an output tile: two consumer warpgroups of 64 rows.
+pub const TILE_M: u32 = 128;
+/// Depth of a stage, and of the unit that K is counted in (a k-block).
+pub const TILE_K: u32 = 64;
+/// Widths of an output tile. Wide tiles read shared memory least: 256 takes 0.63 us a k-block, 128 takes 0.39 and not half.
+pub const TILE_WIDTHS: [u32; 3] = [256, 192, 128];
+/// Stages of the ring.
+pub const STAGES: u32 = 4;
+/// A producer warpgroup and two consumer warpgroups.
+pub const THREADS: u32 = 3 * 128;
+/// One block an SM: shared memory leaves no room for a second one.
+pub const MIN_BLOCKS_PER_SM: u32 = 1;
+/// Registers of a producer thread after `setmaxnreg`.
+pub const PRODUCER_REGISTERS: u32 = 40;
+/// Registers of a consumer thread after `setmaxnreg`: 128 of them hold the accumulators of a 64 x 256 tile.
+pub const CONSUMER_REGISTERS: u32 = 232;
+// A launch gets what `.maxntid`/`.minnctapersm` allow, 168 a thread; asking for more than that in all hangs.
+const _: () = assert!(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
+
+/// Bytes of a chunk: 64 rows of 128 bytes. 64 m (or n) by 64 k of a 16-bit operand in either major, or 64 rows of an output.
+pub const CHUNK_BYTES: u32 = 64 * 128;
+/// A of a stage: 128 x 64.
+pub const A_BYTES: u32 = 2 * CHUNK_BYTES;
+/// A stage: A and up to 256 columns of B.
+pub const STAGE_BYTES: u32 = A_BYTES + 4 * CHUNK_BYTES;
+/// Output chunks that a warpgroup stages before each TMA store.
+pub const OUTPUT_CHUNKS: u32 = 2;
+/// Offset of the output chunks `[2 warpgroups][OUTPUT_CHUNKS]`.
+pub const OUTPUT_OFFSET: u32 = STAGES * STAGE_BYTES;
+/// Offset of the `full` mbarriers, one a stage.
+pub const FULL_OFFSET: u32 = OUTPUT_OFFSET + 2 * OUTPUT_CHUNKS * CHUNK_BYTES;
+/// Offset of the `empty` mbarriers, one a stage.
+pub const EMPTY_OFFSET: u32 = FULL_OFFSET + 8 * STAGES;
+/// Dynamic shared memory of a launch.
+pub const SMEM_BYTES: u32 = EMPTY_OFFSET + 8 * STAGES;
+const _: () = assert!(SMEM_BYTES <= 232_448, "more than an SM gives to one block");
+// TMA and wgmma with 128-byte swizzle want blocks on 1024-byte boundaries; mbarriers want 8.
+const _: () = assert!(STAGE_BYTES % 1024 == 0 && OUTPUT_OFFSET % 1024 == 0 && FULL_OFFSET % 8 == 0);
+
+/// K ranges that a tile can be cut into: a stage holds one 8-column group (2 x 2 KiB) of each.
+pub const MAX_SPLITS: u32 = 12;
+/// Bytes of an 8-column group of a warpgroup's accumulators: 128 threads of 4 floats.
+pub const GROUP_BYTES: u32 = 128 * 16;
+/// Floats of a 128 x 64 part of a tile, the unit of workspace slots.
+pub const SLOT_FLOATS: u32 = 128 * 64;
+const _: () = assert!(MAX_SPLITS * 2 * GROUP_BYTES <= STAGE_BYTES);
+
+/// 8-column groups of all `splits` parts of a tile that one stage holds: the step of a reduce item.
+#[inline(always)]
+pub const fn groups_per_stage(splits: u32) -> u32 {
+    match splits {
+        0..=3 => 4,
+        4..=6 => 2,
+        _ => 1,
+    }
+}
+
+/// Named barriers (`bar.sync id`); 0 is the whole block's.
+pub mod named_barrier {
+    /// + warpgroup: the 128 threads of a consumer warpgroup.
+    pub const WARPGROUP: u32 = 1;
+    /// + warpgroup: a consumer warpgroup and the warp that publishes its parts, 160 threads.
+    pub const PART_STORED: u32 = 3;
+}

@@ -1,1 +1,0 @@
-//! cross_convert

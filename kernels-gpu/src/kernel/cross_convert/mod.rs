@@ -1,0 +1,79 @@
+//! Conversion of operation B: fp32 inputs to the scaled fp16 operands of its grouped GEMM.
+//!
+//! Formula, with `e` and `R` as in [`scale`](crate::scale):
+//! ```text
+//! gradients: dq[t, h * head_dim + j] = grad_query_states[b, h, s, j] * 2^-row_exponents_dec[t]            t = b * seq_len + s
+//!            dkv[t, ..] = (dK | dV)[t, ..] * 2^-row_exponents_enc[t]      dK, dV: sums over the query heads of a kv head
+//!            maxima[0] = max over t of row_exponents_dec[t] + exponent(max |x_dec[t]|)      [1]: the same of the encoder
+//!            maxima[2] = exponent(max |q_weight|)                                           [3]: of k_weight and v_weight
+//! operands:  exponents[i] = R_i = maxima[i] - 14
+//!            x_dec'[t] = x_dec[t] * 2^(row_exponents_dec[t] - R_0)        x_enc'[t] = x_enc[t] * 2^(row_exponents_enc[t] - R_1)
+//!            wq' = q_weight * 2^-R_2                                      wkv' = (k_weight over v_weight) * 2^-R_3
+//! ```
+//! The row exponents of the gradients thereby leave the weight gradients' sums over tokens and are undone in one factor `2^R`.
+//! Two launches, because `R` needs the maxima of everything. The atomic maxima are of integers: their order does not matter.
+//!
+//! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.
+//! * gradients: a block takes a token at a time (gradient row and row of hidden states), encoder tokens first, then decoder tokens,
+//!   then weight tiles of 32 KiB. Thread `i` holds pieces `i, i + 256, ..` (16 bytes in, 8 bytes out) of a row between finding the
+//!   maximum and storing; what a row has beyond 512 (encoder) or 1024 (decoder) pieces is read again, from L2.
+//! * operands: a warp takes a row at a time, weights first (they were read last).
+//!
+//! Dynamic shared memory, gradients only, `config::cross_convert::SMEM_BYTES`: two sets, used in turn, of
+//! ```text
+//!  0..32  largest gradient magnitude of each warp        32..64  largest hidden-state magnitude of each warp
+//! ```
+//! Registers: at most 64 a thread (gradients), 40 (operands).
+//!
+//! Preconditions: as [`CrossConvertParams`] says; `maxima` filled with [`NO_MAXIMUM_BYTE`](crate::scale::NO_MAXIMUM_BYTE) before
+//! gradients, which has finished before operands starts.
+//!
+//! Rounding: sums over a group's heads in fp32, heads in order, from 0. `_fast`: scaled values to fp16, nearest even. `_high`: part
+//! 0 as `_fast`, part 1 the fp16 nearest to what part 0 leaves (0 where part 0 is not finite). Infinities and NaN stay what they are.
+mod gradients;
+mod operands;
+mod parts;
+
+use crate::config::cross_convert::{GRADIENTS_BLOCKS_PER_SM, OPERANDS_BLOCKS_PER_SM, THREADS};
+use crate::params::CrossConvertParams;
+use cuda_std::kernel;
+
+/// dQ, dK and dV to fp16, row exponents and maxima.
+///
+/// # Safety
+/// As the file head says.
+#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 3)]
+pub unsafe fn cross_convert_gradients_fast(params: CrossConvertParams) {
+    // SAFETY: the caller's.
+    unsafe { gradients::convert::<1>(&params) }
+}
+
+/// dQ, dK and dV to two fp16 parts, row exponents and maxima.
+///
+/// # Safety
+/// As the file head says.
+#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 3)]
+pub unsafe fn cross_convert_gradients_high(params: CrossConvertParams) {
+    // SAFETY: the caller's.
+    unsafe { gradients::convert::<2>(&params) }
+}
+
+/// Hidden states and weights to fp16, and their exponents.
+///
+/// # Safety
+/// As the file head says.
+#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 0)]
+pub unsafe fn cross_convert_operands_fast(params: CrossConvertParams) {
+    // SAFETY: the caller's.
+    unsafe { operands::convert::<1>(&params) }
+}
+
+/// Hidden states and weights to two fp16 parts, and their exponents.
+///
+/// # Safety
+/// As the file head says.
+#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 0)]
+pub unsafe fn cross_convert_operands_high(params: CrossConvertParams) {
+    // SAFETY: the caller's.
+    unsafe { operands::convert::<2>(&params) }
+}

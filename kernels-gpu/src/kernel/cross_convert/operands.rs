@@ -1,0 +1,94 @@
+//! `cross_convert_operands_*`: hidden states and weights, once the maxima are known.
+use core::array::from_fn;
+
+use super::parts::store;
+use crate::config::cross_convert::THREADS;
+use crate::params::CrossConvertParams;
+use crate::ptx::memory::{ldg128_stream_or_zero, stg32_if};
+use crate::scale;
+use crate::tile::power_of_two::power_of_two_halves;
+use cuda_std::{thread, warp};
+
+/// Loads that a thread has in flight.
+const LOADS: usize = 4;
+const WARPS: u32 = THREADS / 32;
+
+/// A matrix to convert; a piece is 16 bytes of fp32 (4 elements).
+struct Matrix {
+    /// `[rows, row_pieces]`.
+    source: *const f32,
+    /// Parts of `[rows, row_pieces]`.
+    out: [*mut u16; 2],
+    rows: u32,
+    row_pieces: u32,
+    /// Row `t` is stored times `2^(row_exponents[t] - exponent)`; none: 0.
+    row_exponents: Option<*const i32>,
+    exponent: i32,
+}
+
+/// Converts rows `first, first + warps of the grid, ..`; returns the first index of the next matrix.
+///
+/// # Safety
+/// The matrix is as described, `out` is accessed by nobody else.
+#[inline(always)]
+unsafe fn convert_rows<const PARTS: usize>(m: &Matrix, first: u32) -> u32 {
+    let lane = warp::lane_id();
+    let mut row = first;
+    // SAFETY: `row < rows` exists, pieces past a row's end are neither loaded nor stored, each piece belongs to one thread.
+    unsafe {
+        while row < m.rows {
+            let e = m.row_exponents.map_or(0, |e| e.wrapping_add(row as usize).read());
+            let factors = power_of_two_halves(e - m.exponent);
+            let start = row as u64 * m.row_pieces as u64;
+            let mut base = 0;
+            while base < m.row_pieces {
+                let piece = |i: usize| base + lane + i as u32 * 32;
+                let v: [[f32; 4]; LOADS] = from_fn(|i| {
+                    let at = m.source.cast::<u8>().wrapping_add((start + piece(i) as u64) as usize * 16);
+                    ldg128_stream_or_zero(at, piece(i) < m.row_pieces)
+                });
+                for (i, v) in v.iter().enumerate() {
+                    store::<PARTS>(piece(i) < m.row_pieces, m.out, (start + piece(i) as u64) * 8, *v, factors);
+                }
+                base += LOADS as u32 * 32;
+            }
+            row += thread::grid_dim_x() * WARPS;
+        }
+    }
+    row - m.rows
+}
+
+/// The kernel.
+///
+/// # Safety
+/// As the file head of [`super`] says.
+#[inline(always)]
+pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
+    let q_out_dim = p.num_heads * p.head_dim;
+    let kv_out_dim = p.num_kv_heads * p.head_dim;
+    let (pieces, cross_pieces) = (p.hidden_size / 4, p.cross_hidden_size / 4);
+    // SAFETY: the tensors are as in `CrossConvertParams`; the maxima were written by a launch before this one.
+    unsafe {
+        let exponents: [i32; 4] = from_fn(|i| scale::operand_exponent(p.maxima.wrapping_add(i).read()));
+        let first_thread = thread::block_idx_x() == 0 && thread::thread_idx_x() == 0;
+        for (i, exponent) in exponents.into_iter().enumerate() {
+            stg32_if(first_thread, p.exponents.wrapping_add(i).cast(), exponent as u32);
+        }
+        let (source, out, exponent) = (p.q_weight, p.wq, exponents[2]);
+        let q = Matrix { source, out, rows: q_out_dim, row_pieces: pieces, row_exponents: None, exponent };
+        let (source, out, exponent) = (p.k_weight, p.wkv, exponents[3]);
+        let k = Matrix { source, out, rows: kv_out_dim, row_pieces: cross_pieces, row_exponents: None, exponent };
+        let below = kv_out_dim as usize * p.cross_hidden_size as usize;
+        let v = Matrix { source: p.v_weight, out: p.wkv.map(|part| part.wrapping_add(below)), ..k };
+        let (source, out, row_exponents) = (p.encoder_hidden_states, p.x_enc, Some(p.row_exponents_enc.cast_const()));
+        let enc =
+            Matrix { source, out, rows: p.rows_enc, row_pieces: cross_pieces, row_exponents, exponent: exponents[1] };
+        let (source, out, row_exponents) = (p.decoder_hidden_states, p.x_dec, Some(p.row_exponents_dec.cast_const()));
+        let dec = Matrix { source, out, rows: p.rows_dec, row_pieces: pieces, row_exponents, exponent: exponents[0] };
+        let next = convert_rows::<PARTS>(&q, thread::block_idx_x() * WARPS + thread::thread_idx_x() / 32);
+        let next = convert_rows::<PARTS>(&k, next);
+        let next = convert_rows::<PARTS>(&v, next);
+        let next = convert_rows::<PARTS>(&dec, next);
+        convert_rows::<PARTS>(&enc, next);
+    }
+}

@@ -1,1 +1,0 @@
-//! wgmma_gemm

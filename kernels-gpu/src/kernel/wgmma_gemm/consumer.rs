@@ -1,0 +1,187 @@
+//! A consumer warpgroup: 64 rows of every tile.
+use super::Entry;
+use super::operand::Operand;
+use super::output::{Output, row_exponents, scale_group, store};
+use super::parts::park;
+use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, groups_per_stage, named_barrier};
+use crate::params_wgmma::{TensorMap, WgmmaProduct};
+use crate::ptx::hopper::{named_barrier, pin, wgmma_commit, wgmma_fence, wgmma_wait};
+use crate::ptx::memory::lds128;
+use crate::schedule::item::{Item, item_kind};
+use crate::tile::descriptor::{descriptor, k16_step};
+use crate::tile::ring::Ring;
+
+/// Its place in the ring, and which thread of which warpgroup this is.
+pub(super) struct Consumer {
+    pub ring: Ring,
+    /// 0: rows 0..64 of a tile, 1: rows 64..128.
+    pub warpgroup: u32,
+    /// `0..128`.
+    pub thread: u32,
+}
+
+impl Consumer {
+    /// A whole tile, a part or an owner, 2R columns wide; `A_MN` = 1: A is MN-major.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, with the producer at the same item.
+    #[inline(always)]
+    pub unsafe fn tile<E: Entry, const A_MN: u32, const R: usize>(&mut self, item: &Item) {
+        let mut acc = [0f32; R];
+        // SAFETY: the item's product and maps are in use; its kind is the same for all threads.
+        unsafe {
+            // Loaded now, so that the latency hides behind the multiplication.
+            let exponents = row_exponents::<E>(product::<E>(item), item.m0 + self.row());
+            self.multiply::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+            if item.kind == item_kind::PART {
+                park::<E, R>(item, &acc, self.warpgroup, self.thread);
+            } else {
+                if item.kind == item_kind::OWNER {
+                    self.add_parts(item.parts, &mut acc);
+                }
+                for i in 0..R / 4 {
+                    scale_group::<E>(&mut acc[4 * i..4 * i + 4], exponents);
+                }
+                let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
+                let at = [item.m0 + self.warpgroup * 64, item.n0];
+                store::<E::Output, R>(&self.ring, maps.add(item.c_map as usize), &acc, at, self.warpgroup, self.thread);
+            }
+        }
+    }
+
+    /// First of this thread's two accumulator rows, relative to the tile; the other is 8 further.
+    #[inline(always)]
+    fn row(&self) -> u32 {
+        self.warpgroup * 64 + (self.thread / 32) * 16 + self.thread % 32 / 4
+    }
+
+    /// All k-blocks of an item.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`]; `k_blocks > 0`.
+    #[inline(always)]
+    unsafe fn multiply<O: Operand, const A_MN: u32, const R: usize>(&mut self, acc: &mut [f32; R], k_blocks: u32) {
+        let leader = self.thread == 0;
+        let ring = &mut self.ring;
+        let mut previous = ring.unreleased();
+        let step_a = k16_step(A_MN == 1);
+        let step_b = k16_step(true);
+        // SAFETY: the stage is full before it is read; a stage is released when the wgmma that read it have finished; the accumulators are
+        // pinned after the last wait.
+        unsafe {
+            for i in 0..k_blocks {
+                ring.wait_full();
+                let a = descriptor(ring.a() + self.warpgroup * CHUNK_BYTES);
+                let b = descriptor(ring.b());
+                wgmma_fence();
+                O::multiply::<A_MN, R>(acc, a, b, i);
+                O::multiply::<A_MN, R>(acc, a + step_a, b + step_b, 1);
+                O::multiply::<A_MN, R>(acc, a + 2 * step_a, b + 2 * step_b, 1);
+                O::multiply::<A_MN, R>(acc, a + 3 * step_a, b + 3 * step_b, 1);
+                wgmma_commit();
+                // One group stays in flight: the block before it is finished, its stage can be filled again. No branch on `i`: LLVM
+                // would peel the first round off, and ptxas (C7519) does not like the copies of accumulators that this makes.
+                wgmma_wait::<1>();
+                previous.release(leader & (i > 0));
+                previous = ring.unreleased();
+                ring.advance();
+            }
+            wgmma_wait::<0>();
+            previous.release(leader);
+            for x in acc.iter_mut() {
+                pin(x);
+            }
+        }
+    }
+
+    /// Waits until all threads of the warpgroup have read the stage, gives it back and goes on.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup.
+    #[inline(always)]
+    unsafe fn release_read_stage(&mut self) {
+        // SAFETY: the barrier orders the reads before the leader's arrival.
+        unsafe {
+            named_barrier(named_barrier::WARPGROUP + self.warpgroup, 128);
+            self.ring.unreleased().release(self.thread == 0);
+        }
+        self.ring.advance();
+    }
+
+    /// Owner: adds the parts in order, 64 columns a stage, `[warpgroup][8 groups]`.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`].
+    #[inline(always)]
+    unsafe fn add_parts<const R: usize>(&mut self, parts: u32, acc: &mut [f32; R]) {
+        for _ in 0..parts {
+            for q in 0..R / 32 {
+                // SAFETY: the stage is full, with 2 x 8 groups.
+                unsafe {
+                    self.ring.wait_full();
+                    for g in 0..8 {
+                        let from = self.ring.a() + (self.warpgroup * 8 + g as u32) * GROUP_BYTES + self.thread * 16;
+                        let v = lds128(from);
+                        for e in 0..4 {
+                            acc[32 * q + 4 * g + e] += f32::from_bits(v[e]);
+                        }
+                    }
+                    self.release_read_stage();
+                }
+            }
+        }
+    }
+
+    /// A reduce item: adds all parts of some columns in order, scales and writes them.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`].
+    #[inline(always)]
+    pub unsafe fn reduce<E: Entry>(&mut self, item: &Item) {
+        let step = groups_per_stage(item.parts);
+        let row = item.m0 + self.row();
+        let column = item.n0 + item.k0 * 8 + (self.thread % 4) * 2;
+        // SAFETY: the stage holds `[part][warpgroup][step groups]`; stores are inside C's rows, and tiles cover its columns exactly.
+        unsafe {
+            let product = product::<E>(item);
+            let exponents = row_exponents::<E>(product, row);
+            let pitch = (*product).c_pitch_bytes as usize;
+            let rows = (*product).rows;
+            let mut to = (*product).c.wrapping_add(row as usize * pitch + (column * E::Output::ELEMENT_BYTES) as usize);
+            let mut done = 0;
+            while done < item.k_blocks {
+                self.ring.wait_full();
+                for g in 0..step {
+                    let mut from = self.ring.a() + (self.warpgroup * step + g) * GROUP_BYTES + self.thread * 16;
+                    let mut sum = lds128(from).map(f32::from_bits);
+                    for _ in 1..item.parts {
+                        from += 2 * step * GROUP_BYTES;
+                        let v = lds128(from);
+                        for e in 0..4 {
+                            sum[e] += f32::from_bits(v[e]);
+                        }
+                    }
+                    scale_group::<E>(&mut sum, exponents);
+                    E::Output::write_pair_if(row < rows, to, sum[0], sum[1]);
+                    E::Output::write_pair_if(row + 8 < rows, to.wrapping_add(8 * pitch), sum[2], sum[3]);
+                    to = to.wrapping_add(8 * E::Output::ELEMENT_BYTES as usize);
+                }
+                self.release_read_stage();
+                done += step;
+            }
+        }
+    }
+}
+
+/// The item's product.
+///
+/// # Safety
+/// The item's product is in use.
+#[inline(always)]
+unsafe fn product<E: Entry>(item: &Item) -> *const WgmmaProduct {
+    let products: *const WgmmaProduct = {
+        // SAFETY: takes an address.
+        unsafe { (&raw const (*E::params()).products).cast() }
+    };
+    products.wrapping_add(item.product as usize)
+}

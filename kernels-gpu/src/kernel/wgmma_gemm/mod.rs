@@ -1,0 +1,201 @@
+//! The Hopper grouped GEMM: every output tile of a few products in one persistent launch.
+//!
+//! **Formula.** For each product, `C[m, n] = 2^(row_exponents[m] + exponent) * sum over k of A[m, k] B[k, n]`. A is one K-major
+//! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
+//!
+//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. Deadlock-free even if they run one
+//! after the other, see [`Item`]. Deterministic: parts are added in a fixed order, nothing is added atomically.
+//!
+//! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
+//! consumer warpgroups 0 and 1, warp 1 and the rest of warp 0 idle. Warpgroups 1 and 2: consumers, 64 rows of the 128-row tile each.
+//!
+//! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
+//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
+//!
+//! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256).
+//!
+//! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
+//! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
+//!
+//! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
+//! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
+//! fp32 number), then rounding to bf16 (nearest even) or none.
+//!
+//! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
+//! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
+
+use core::arch::asm;
+
+use cuda_std::{kernel, thread};
+
+use crate::config::wgmma as config;
+use crate::params::Major;
+use crate::params_wgmma::{TensorMap, WgmmaParams};
+use crate::ptx::hopper::{
+    bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
+};
+use crate::schedule::item::{Item, item_kind};
+use crate::tile::ring::Ring;
+
+mod consumer;
+mod operand;
+mod output;
+mod parts;
+mod producer;
+
+use consumer::Consumer;
+use operand::{Bf16, F16, Operand};
+use output::{Output, ToBf16, ToF32};
+
+/// An entry point: its types and its parameters.
+trait Entry {
+    /// Type of A and B.
+    type Operand: Operand;
+    /// Type of C.
+    type Output: Output;
+    /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
+    fn params() -> *const WgmmaParams;
+}
+
+/// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
+/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
+const fn num_barriers(chunk_columns: u32) -> u32 {
+    let mut tiles = 0;
+    let mut i = 0;
+    while i < config::TILE_WIDTHS.len() {
+        let width = config::TILE_WIDTHS[i];
+        tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
+        i += 1;
+    }
+    2 * tiles + 3
+}
+
+/// Declares an entry point. Its parameters are reached by the name that rustc gives them in PTX, never by the Rust value, so there is no
+/// local copy of them and the tensor maps have the address that TMA needs.
+macro_rules! entry {
+    ($(#[$doc:meta])* $name:ident, $marker:ident, $operand:ty, $output:ty) => {
+        #[doc = concat!("[`", stringify!($name), "`].")]
+        struct $marker;
+
+        impl Entry for $marker {
+            type Operand = $operand;
+            type Output = $output;
+            #[inline(always)]
+            fn params() -> *const WgmmaParams {
+                let params: *const WgmmaParams;
+                // SAFETY: takes the address of the only parameter of the entry that this type belongs to.
+                unsafe {
+                    asm!(concat!("{{ .reg .b64 t; mov.b64 t, ", stringify!($name), "_param_0; cvta.param.u64 {p}, t; }}"),
+                         p = out(reg64) params, options(nomem, nostack))
+                };
+                params
+            }
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
+        /// neither each other nor inputs.
+        #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
+            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS))]
+        pub unsafe fn $name(_params: WgmmaParams) {
+            // SAFETY: as the caller promises.
+            unsafe { run::<$marker>() }
+        }
+    };
+}
+
+entry!(
+    /// bf16 operands, bf16 outputs.
+    wgmma_bf16_bf16, WgmmaBf16Bf16, Bf16, ToBf16
+);
+entry!(
+    /// bf16 operands, fp32 outputs.
+    wgmma_bf16_f32, WgmmaBf16F32, Bf16, ToF32
+);
+entry!(
+    /// fp16 operands, scaled fp32 outputs.
+    wgmma_f16_f32, WgmmaF16F32, F16, ToF32
+);
+
+/// The list of this block.
+///
+/// # Safety
+/// `params.items` holds one list for every block of the grid.
+#[inline(always)]
+unsafe fn list<E: Entry>() -> *const Item {
+    let params = E::params();
+    // SAFETY: inside the table, as the caller promises.
+    unsafe { (*params).items.add((ctaid_again() * (*params).items_per_block) as usize) }
+}
+
+/// The kernel: start, then the roles.
+///
+/// # Safety
+/// As the entries.
+#[inline(always)]
+unsafe fn run<E: Entry>() {
+    let ring = Ring::new();
+    let t = thread::thread_idx_x();
+    // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
+    // warp, and the mbarriers are initialised before the block barrier.
+    unsafe {
+        // The first item and the tensor maps are cold misses: they start before anything else.
+        prefetch_l1(list::<E>());
+        let map = t.wrapping_sub(32);
+        let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
+        prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
+        if t == 0 {
+            ring.init(2);
+        }
+        thread::sync_threads();
+
+        if t / 128 == 0 {
+            setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
+            if t == 0 {
+                producer::produce_list::<E>(ring);
+            } else if t >= 64 {
+                parts::publish_list::<E>(t / 32 - 2, t % 32);
+            }
+        } else {
+            setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
+            consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 });
+        }
+    }
+}
+
+/// A consumer warpgroup's walk over the list.
+///
+/// # Safety
+/// As [`run`]; all threads of the warpgroup.
+#[inline(always)]
+unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
+    const K_MAJOR: u32 = Major::K as u32;
+    // SAFETY: lists end with an item of 0 k-blocks; the item is the same for the whole warpgroup, so all of it takes the same arm.
+    unsafe {
+        let mut next = list::<E>();
+        loop {
+            let item = *next;
+            if item.k_blocks == 0 {
+                break;
+            }
+            next = next.add(1);
+            prefetch_l1(next);
+            if item.kind == item_kind::REDUCE {
+                consumer.reduce::<E>(&item);
+            } else {
+                match (item.a_major, item.width) {
+                    (K_MAJOR, 256) => consumer.tile::<E, 0, 128>(&item),
+                    (K_MAJOR, 192) => consumer.tile::<E, 0, 96>(&item),
+                    (K_MAJOR, _) => consumer.tile::<E, 0, 64>(&item),
+                    (_, 256) => consumer.tile::<E, 1, 128>(&item),
+                    (_, 192) => consumer.tile::<E, 1, 96>(&item),
+                    (_, _) => consumer.tile::<E, 1, 64>(&item),
+                }
+            }
+        }
+        // Shared memory must outlive the last stores' reads.
+        bulk_wait_read_if(consumer.thread == 0);
+    }
+}

@@ -1,0 +1,103 @@
+//! Power-of-two scales of operation B's fp16 operands: pure, shared by the `cross_convert_*` kernels and the host's emulation.
+//!
+//! An element's *magnitude* is its bits without the sign, or 0 if it is not finite: magnitudes order like absolute values, and
+//! their maximum is over the finite elements.
+
+/// Exponent that the largest element of a scaled row or tensor gets: it lies in `[2^TOP, 2^(TOP + 1))`, one binade below fp16's
+/// end, so that rounding cannot overflow.
+pub const TOP: i32 = 14;
+
+/// Exponent of a gradient row without a finite element other than zero. So small that the factor of its row of hidden states is
+/// the least there is, whatever the other rows need: what meets the zeros stays finite.
+pub const ZERO_ROW: i32 = -600;
+
+/// Byte that the host fills the maxima with before `cross_convert_gradients_*`; as an i32 smaller than any exponent.
+pub const NO_MAXIMUM_BYTE: u8 = 0x80;
+
+/// Magnitude of `x`.
+#[inline(always)]
+pub const fn magnitude(x: f32) -> u32 {
+    let bits = x.to_bits() & 0x7fff_ffff;
+    if bits < 0x7f80_0000 { bits } else { 0 }
+}
+
+/// `floor(log2 |x|)` of a finite `x != 0` with this magnitude, denormal or not: `-149..=127`.
+#[inline(always)]
+pub const fn exponent(magnitude: u32) -> i32 {
+    if magnitude < 0x0080_0000 { -118 - magnitude.leading_zeros() as i32 } else { (magnitude >> 23) as i32 - 127 }
+}
+
+/// Exponent `e` of a gradient row whose largest magnitude this is: the row is stored times `2^-e`.
+#[inline(always)]
+pub const fn row_exponent(largest: u32) -> i32 {
+    if largest == 0 { ZERO_ROW } else { exponent(largest) - TOP }
+}
+
+/// What a token adds to the maximum that its weight gradient's exponent follows from: the exponent of its hidden states' largest
+/// magnitude, plus its row exponent; nothing if either row is zero.
+#[inline(always)]
+pub const fn token_exponent(largest_gradient: u32, largest_hidden: u32) -> i32 {
+    if largest_gradient == 0 || largest_hidden == 0 {
+        i32::MIN
+    } else {
+        row_exponent(largest_gradient) + exponent(largest_hidden)
+    }
+}
+
+/// What a weight tensor's largest magnitude adds to the maximum that its exponent follows from.
+#[inline(always)]
+pub const fn weight_exponent(largest: u32) -> i32 {
+    if largest == 0 { i32::MIN } else { exponent(largest) }
+}
+
+/// Exponent `R` of an operand: its rows are stored times `2^(row exponent - R)`, its largest element below `2^(TOP + 1)`.
+/// 0 if there was nothing to take a maximum of.
+#[inline(always)]
+pub const fn operand_exponent(maximum: i32) -> i32 {
+    if maximum < ZERO_ROW { 0 } else { maximum - TOP }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tile::power_of_two::power_of_two_halves;
+
+    #[test]
+    fn exponent_is_the_floor_of_the_logarithm_from_the_least_denormal_to_the_largest_number() {
+        for e in -149..=127 {
+            let x = 2f64.powi(e) as f32;
+            assert_eq!(exponent(magnitude(-x)), e);
+            let next_binade = if e == 127 { f32::INFINITY } else { 2f64.powi(e + 1) as f32 };
+            assert_eq!(exponent(magnitude(next_binade.next_down())), e);
+        }
+    }
+
+    #[test]
+    fn non_finite_elements_have_no_magnitude() {
+        assert_eq!([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, 0.0, -0.0].map(magnitude), [0; 6]);
+    }
+
+    #[test]
+    fn scaled_row_ends_just_below_the_end_of_fp16() {
+        for bits in [1u32, 2, 3, 0x007f_ffff, 0x0080_0000, 0x3f80_0000, 0x3fff_ffff, 0x7f7f_ffff] {
+            let (f, g) = power_of_two_halves(-row_exponent(bits));
+            let scaled = f32::from_bits(bits) * f * g;
+            assert!((16384.0..32768.0).contains(&scaled), "{bits:#x} becomes {scaled}");
+        }
+    }
+
+    #[test]
+    fn hidden_states_that_meet_a_zero_row_stay_finite() {
+        let least = operand_exponent(token_exponent(1, 1));
+        let (f, g) = power_of_two_halves(row_exponent(0) - least);
+        assert_eq!(f32::MAX * f * g, f32::MAX * 2f32.powi(-126) * 2f32.powi(-126));
+        assert_eq!(token_exponent(0, 1), i32::MIN);
+        assert_eq!(token_exponent(1, 0), i32::MIN);
+    }
+
+    #[test]
+    fn no_maximum_gives_exponent_zero() {
+        assert_eq!(operand_exponent(i32::from_ne_bytes([NO_MAXIMUM_BYTE; 4])), 0);
+        assert_eq!(operand_exponent(i32::MIN), 0);
+    }
+}
