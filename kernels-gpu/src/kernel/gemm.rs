@@ -22,8 +22,12 @@
 //! has arrived for all threads, and all fragments of the current stage are in registers, so the next copy may overwrite the stage before. The
 //! fragments of a k-step are read one k-step ahead, across k-blocks too. Barriers in PTX: two for each layout of A.
 //!
-//! **Registers** (ptxas; no spills, no stack): see the table in `cargo xtask build-ptx`. Accumulators 128 (plain), 64 + 64 (promoted); fragments 2 x 32
-//! (plain), 2 x 24 (promoted).
+//! **Registers** (ptxas 13.0, no spills, no stack), accumulators and the two buffers of fragments among them:
+//! ```text
+//!                        sm_80  sm_90a  accumulators  fragments
+//! gemm_bf16, gemm_f16      254     233           128     2 x 32
+//! gemm_f16_promoted        244     240       64 + 64     2 x 24
+//! ```
 //!
 //! **Preconditions.** `lda`, `ldb`, `ldc`, `n` are multiples of 8; `k` (K-major A) or `m` (MN-major A) is a multiple of 8; A, B, C and `partials`
 //! are 16-byte aligned; `m, n > 0`; `num_segments <= 3`; blocks of the launch = the sum of the products' blocks. Elements beyond the given
@@ -54,7 +58,7 @@ use crate::tile::power_of_two::power_of_two_halves;
 const K_STEPS: usize = TILE_K as usize / 16;
 const _: () = assert!(K_STEPS % 2 == 0, "fragments alternate between two buffers across k-blocks");
 
-/// bf16 operands, 16-bit sums of any length in fp32 accumulators.
+/// bf16 operands, fp32 accumulators.
 ///
 /// # Safety
 /// As the head says; pointers are valid for the extents given.
@@ -64,7 +68,7 @@ pub unsafe fn gemm_bf16(params: GemmParams) {
     unsafe { gemm::<Bf16, 4, false>(&params) }
 }
 
-/// f16 operands.
+/// f16 operands, fp32 accumulators.
 ///
 /// # Safety
 /// As the head says; pointers are valid for the extents given.
