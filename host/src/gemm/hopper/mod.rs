@@ -82,7 +82,8 @@ impl HopperPlan {
         let c_type = |product: usize| products[product].c_type;
         let (runs, num_items) = schedule::runs(&groups, c_type);
         let mut lists = Lists::new(products, &groups, num_sms);
-        let times = schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
+        let times =
+            schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
         let mut items = vec![Item::END; num_sms * items_per_block];
@@ -225,8 +226,12 @@ impl Lists {
                 parts,
                 ..Item::END
             };
-            let items =
-                GroupItems { common, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
+            let items = GroupItems {
+                common,
+                tiles: group.tiles(),
+                first_slot: places.slots,
+                first_counter: places.counters,
+            };
             if parts > 0 {
                 places.slots += group.len() * slots_per_tile(&common);
                 places.counters += group.len();

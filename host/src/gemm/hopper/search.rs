@@ -140,9 +140,7 @@ fn splits(k_blocks: u32) -> Vec<KSplit> {
         let longest = k_blocks / (parts + 1) + step;
         splits.extend((4..=longest).step_by(step as usize).map(|part_k_blocks| KSplit::Owner { part_k_blocks, parts }));
     }
-    splits.extend(
-        [2, 3, 4, 5, 6, 8, 10, MAX_SPLITS].into_iter().filter(|parts| 2 * parts <= k_blocks).map(KSplit::Parts),
-    );
+    splits.extend([2, 3, 4, 5, 6, 8, 10, MAX_SPLITS].into_iter().filter(|parts| 2 * parts <= k_blocks).map(KSplit::Parts));
     splits.retain(|split| split.fits(k_blocks));
     splits
 }

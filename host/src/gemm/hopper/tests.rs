@@ -33,7 +33,8 @@ fn cross(rows_dec: usize, rows_enc: usize) -> Vec<ProductShape> {
     ]
 }
 
-const AUDIO_SUITE: [usize; 16] = [1280, 373, 997, 1249, 448, 1163, 449, 1024, 256, 640, 1087, 211, 853, 128, 613, 919];
+const AUDIO_SUITE: [usize; 16] =
+    [1280, 373, 997, 1249, 448, 1163, 449, 1024, 256, 640, 1087, 211, 853, 128, 613, 919];
 const CROSS_SUITE: [(usize, usize, usize); 16] = [
     (4, 2048, 4096),
     (1, 613, 691),
