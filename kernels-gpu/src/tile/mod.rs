@@ -6,8 +6,5 @@ pub mod gemm_tile;
 pub mod lanes;
 pub mod layout;
 pub mod power_of_two;
-#[cfg(target_arch = "nvptx64")]
-pub(crate) mod fragment;
-pub mod layout;
 #[cfg(target_feature = "sm_90a")]
 pub(crate) mod ring;
