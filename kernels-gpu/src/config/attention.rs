@@ -99,7 +99,7 @@ mod tests {
     fn column_sums_have_at_most_1024_partial_rows() {
         for rows in [0, 1, 31, 32, 33, 1280, 32_768, 32_769, 840_000, i32::MAX as u32] {
             let step = column_sums_rows_per_block(rows);
-            assert!(step >= 32 && step % 8 == 0 && rows.div_ceil(step) <= 1024, "{rows}");
+            assert!(step >= 32 && step.is_multiple_of(8) && rows.div_ceil(step) <= 1024, "{rows}");
         }
     }
 }
