@@ -8,6 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::error::{Cause, LaneFault, Space};
 use crate::module::CONSTANT_BASE;
 use crate::op::{Access, Address, AsyncCopy, Atomic, AtomicOp, Data, Longs, Words};
+use crate::shared::Who;
 use crate::space::{PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::warp::{Environment, Warp};
 
@@ -56,19 +57,18 @@ fn read_bytes(from: &[u8], space: Space, base: u64, address: u64, bytes: u32, ou
 
 fn read(
     env: &mut Environment,
-    warp: usize,
+    who: Who,
     space: Space,
     address: u64,
     bytes: u32,
-    strong: bool,
     out: &mut [u32; 4],
 ) -> Result<(), Cause> {
     match resolve(space, address) {
         (Space::Shared, address) => {
-            if strong {
-                env.shared.acquire(warp, address);
+            if who.strong {
+                env.shared.acquire(who.warp, address);
             }
-            env.shared.read(warp, address, bytes, strong, out)
+            env.shared.read(who, address, bytes, out)
         }
         (Space::Param, address) => read_bytes(env.params, Space::Param, 0, address, bytes, out),
         (_, address) if address.wrapping_sub(CONSTANT_BASE) < env.constants.len() as u64 => {
@@ -83,18 +83,17 @@ fn read(
 
 fn write(
     env: &mut Environment,
-    warp: usize,
+    who: Who,
     space: Space,
     address: u64,
     bytes: u32,
-    strong: bool,
     values: &[u32; 4],
 ) -> Result<(), Cause> {
     match resolve(space, address) {
         (Space::Shared, address) => {
-            env.shared.write(warp, address, bytes, strong, values)?;
-            if strong {
-                env.shared.release(warp, address);
+            env.shared.write(who, address, bytes, values)?;
+            if who.strong {
+                env.shared.release(who.warp, address);
             }
             Ok(())
         }
@@ -164,6 +163,10 @@ impl Atomic {
 }
 
 impl Warp {
+    pub(crate) fn who(&self, lane: usize, strong: bool) -> Who {
+        Who { warp: self.index, lane: lane as u32, strong }
+    }
+
     #[inline]
     pub(crate) fn addresses(&self, address: &Address) -> Longs {
         let offset = address.offset as u64;
@@ -179,7 +182,7 @@ impl Warp {
         let bytes = element.bytes * access.registers.len() as u32;
         let mut values = [[0; 4]; 32];
         for lane in lanes(mask) {
-            read(env, self.index, access.space, addresses[lane], bytes, access.strong, &mut values[lane])
+            read(env, self.who(lane, access.strong), access.space, addresses[lane], bytes, &mut values[lane])
                 .map_err(|cause| cause.on(lane))?;
         }
         if access.strong {
@@ -241,7 +244,7 @@ impl Warp {
             fence(Ordering::Release);
         }
         for lane in lanes(mask) {
-            write(env, self.index, access.space, addresses[lane], bytes, access.strong, &values[lane])
+            write(env, self.who(lane, access.strong), access.space, addresses[lane], bytes, &values[lane])
                 .map_err(|cause| cause.on(lane))?;
         }
         Ok(())
@@ -258,12 +261,13 @@ impl Warp {
             old[lane] = match resolve(op.space, addresses[lane]) {
                 (Space::Shared, address) => {
                     let mut words = [0; 4];
-                    read(env, self.index, Space::Shared, address, op.bytes, true, &mut words)
+                    read(env, self.who(lane, true), Space::Shared, address, op.bytes, &mut words)
                         .map_err(|c| c.on(lane))?;
                     let old = words[0] as u64 | if op.bytes == 8 { (words[1] as u64) << 32 } else { 0 };
                     let new = update(old);
                     let words = [new as u32, (new >> 32) as u32, 0, 0];
-                    write(env, self.index, Space::Shared, address, op.bytes, true, &words).map_err(|c| c.on(lane))?;
+                    write(env, self.who(lane, true), Space::Shared, address, op.bytes, &words)
+                        .map_err(|c| c.on(lane))?;
                     old
                 }
                 (Space::Global, address) => {
@@ -289,7 +293,7 @@ impl Warp {
             }
             let (destination, source) = (destinations[lane], sources[lane]);
             let mut check = || {
-                env.shared.begin_copy(self.index, destination, op.bytes)?;
+                env.shared.begin_copy(self.who(lane, false), destination, op.bytes)?;
                 if given == 0 {
                     return Ok(());
                 }
@@ -321,8 +325,9 @@ impl Warp {
             if mask >> lane & 1 == 0 || copy.group >= committed || copy.group + pending >= committed {
                 return true;
             }
-            let landed = source_words(env, copy.source, copy.source_bytes)
-                .and_then(|words| env.shared.land_copy(warp, copy.destination, copy.bytes, &words));
+            let landed = source_words(env, copy.source, copy.source_bytes).and_then(|words| {
+                env.shared.land_copy(Who { warp, lane: copy.lane, strong: false }, copy.destination, copy.bytes, &words)
+            });
             if let Err(cause) = landed {
                 fault = fault.or(Some(cause.on(lane)));
             }

@@ -159,6 +159,16 @@ pub enum Cause {
         /// Whether the earlier access wrote.
         other_wrote: bool,
     },
+    /// A lane read what another lane of its warp wrote, with no `bar.warp.sync` or block barrier between.
+    #[error(
+        "race: read of shared address {address:#x}, which lane {other} of the same warp wrote since the last barrier"
+    )]
+    LaneRace {
+        /// Shared address of the 4-byte word.
+        address: u64,
+        /// The lane that wrote it; 32 for the whole warp together (`stmatrix`).
+        other: u32,
+    },
     /// A collective instruction that not all 32 lanes of the warp execute together.
     #[error("collective executed by lanes {lanes:#010x}, not by the whole warp")]
     Diverged {

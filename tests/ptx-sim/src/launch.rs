@@ -17,7 +17,7 @@ use crate::{Error, Memory};
 /// Instructions of a warp before the block's next one has its turn.
 const WARP_TURN: u64 = 1 << 14;
 /// Rounds of turns of a block before another block has its turn.
-const BLOCK_TURN: u32 = 64;
+const BLOCK_TURN: u32 = 8;
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block.
@@ -119,10 +119,27 @@ struct Launch<'a> {
 /// Work that is left.
 struct Queue {
     next_block: u64,
-    paused: VecDeque<Block>,
+    paused: VecDeque<Box<Block>>,
     stats: Stats,
     /// The fault of the lowest block that has one.
     fault: Option<(u64, Error)>,
+}
+
+/// What to run next.
+enum Work {
+    Start(u64),
+    Resume(Box<Block>),
+}
+
+impl Queue {
+    /// A block of `blocks` that has not started or, if all have, one that paused.
+    fn next(&mut self, blocks: u64) -> Option<Work> {
+        if self.next_block == blocks {
+            return self.paused.pop_front().map(Work::Resume);
+        }
+        self.next_block += 1;
+        Some(Work::Start(self.next_block - 1))
+    }
 }
 
 impl Module {
@@ -214,19 +231,14 @@ impl Launch<'_> {
     fn work(&self, queue: &Mutex<Queue>, blocks: u64, stop: &AtomicBool) {
         let lock = || queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while !stop.load(Relaxed) {
-            let mut guard = lock();
-            let block = if guard.next_block < blocks {
-                guard.next_block += 1;
-                let index = guard.next_block - 1;
-                drop(guard);
-                Some(self.block(index))
-            } else {
-                guard.paused.pop_front()
+            let Some(work) = lock().next(blocks) else { return };
+            let mut block = match work {
+                Work::Start(index) => self.block(index),
+                Work::Resume(block) => *block,
             };
-            let Some(mut block) = block else { return };
             match self.turn(&mut block) {
                 Ok(true) => lock().stats.add(&block.stats),
-                Ok(false) => lock().paused.push_back(block),
+                Ok(false) => lock().paused.push_back(Box::new(block)),
                 Err(error) => {
                     stop.store(true, Relaxed);
                     let mut guard = lock();

@@ -8,10 +8,11 @@
 //! * touching the destination of a `cp.async` before the wait for its group: copies land there, not when they are issued;
 //! * collectives (barriers, `mma`, `ldmatrix`, `stmatrix`, `shfl`, `redux`, `vote`, `activemask`) that not all 32 lanes execute
 //!   together, and block barriers that some warps never come to;
-//! * two warps touching the same word of shared memory, one of them writing, with no barrier between;
+//! * two warps touching the same word of shared memory, one of them writing, with no barrier between, and a lane reading what another
+//!   lane of its warp wrote, with no `bar.warp.sync` between;
 //! * endless loops.
 //!
-//! Not modelled: races in global memory, races between the lanes of a warp, the order of weak memory, time. Not simulated: local memory,
+//! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,
 //! calls, textures, and what needs Hopper (`wgmma`, TMA, `mbarrier`, clusters). [`Module::parse`] refuses what it does not know.
 //!
 //! ```

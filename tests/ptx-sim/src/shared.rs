@@ -2,7 +2,8 @@
 //!
 //! Per word: which bytes were written, whether a `cp.async` into it is under way, and who read and wrote it last. Order between warps
 //! is a vector clock: every warp has a time, which barriers (and releases) advance; an access by warp `r` at its time `t` happened
-//! before warp `w`'s present if `w` has learned of a time of `r` later than `t`. Accesses of one warp count as ordered.
+//! before warp `w`'s present if `w` has learned of a time of `r` later than `t`. `bar.warp.sync` advances
+//! the warp's own time too: what another lane wrote at the present time must not be read.
 //!
 //! Kept small, so that it can be always on: concurrent readers of a word share one time, the earliest (a race may be missed where warps
 //! synchronise in groups, none is invented); reads by strong accesses (atomics, volatile, relaxed, acquire) are not recorded; accesses
@@ -24,9 +25,24 @@ const WRITTEN: u8 = 0xf;
 const PENDING: u8 = 0x10;
 const STRONG_WRITE: u8 = 0x20;
 
+/// Who accesses, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Who {
+    pub warp: usize,
+    /// [`COLLECTIVE`] for a store by the whole warp together.
+    pub lane: u32,
+    /// An atomic, volatile, relaxed, acquire or release access.
+    pub strong: bool,
+}
+
+/// A lane that no lane is.
+pub(crate) const COLLECTIVE: u32 = 32;
+
 /// Who touched a word: masks of warps, and the earliest of their times.
 #[derive(Clone, Copy, Default)]
 struct History {
+    /// Lane of the last write, of use while there is one writer.
+    writer_lane: u32,
     writers: u32,
     write_time: u32,
     readers: u32,
@@ -72,6 +88,11 @@ impl Shared {
         self.time += 1;
         self.clocks[warp][warp] = self.time;
         self.clocks[warp]
+    }
+
+    /// The lanes of `warp` learn of each other's accesses.
+    pub fn synchronise_lanes(&mut self, warp: usize) {
+        self.publish(warp);
     }
 
     /// `warp` learns of `clocks`.
@@ -126,8 +147,8 @@ impl Shared {
     }
 
     #[inline]
-    fn note_read(&mut self, warp: usize, word: usize, strong: bool) -> Result<(), Cause> {
-        let History { writers, write_time, readers, read_time } = self.history[word];
+    fn note_read(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+        let History { writer_lane, writers, write_time, readers, read_time } = self.history[word];
         if !(strong && self.flags[word] & STRONG_WRITE != 0)
             && let Some(other) = self.unordered(warp, writers, write_time)
         {
@@ -138,6 +159,9 @@ impl Shared {
         }
         let now = self.clocks[warp][warp];
         let me = 1 << warp;
+        if writers == me && write_time == now && writer_lane != lane && self.flags[word] & STRONG_WRITE == 0 {
+            return Err(Cause::LaneRace { address: Self::address(word), other: writer_lane });
+        }
         let history = &mut self.history[word];
         if readers & !me == 0 {
             (history.readers, history.read_time) = (me, now);
@@ -153,8 +177,8 @@ impl Shared {
     }
 
     #[inline]
-    fn note_write(&mut self, warp: usize, word: usize, strong: bool) -> Result<(), Cause> {
-        let History { writers, write_time, readers, read_time } = self.history[word];
+    fn note_write(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+        let History { writers, write_time, readers, read_time, .. } = self.history[word];
         let strong_before = self.flags[word] & STRONG_WRITE != 0;
         let address = Self::address(word);
         if let Some(other) = self.unordered(warp, readers, read_time) {
@@ -170,21 +194,14 @@ impl Shared {
             Some(_) => (writers | me, write_time.min(now)),
             None => (me, now),
         };
-        self.history[word] = History { writers, write_time, readers: 0, read_time: 0 };
+        self.history[word] = History { writer_lane: lane, writers, write_time, readers: 0, read_time: 0 };
         self.flags[word] = self.flags[word] & !STRONG_WRITE | if strong { STRONG_WRITE } else { 0 };
         Ok(())
     }
 
-    /// Reads as [`crate::Memory`] does, by `warp`.
+    /// Reads as [`crate::Memory`] does.
     #[inline]
-    pub fn read(
-        &mut self,
-        warp: usize,
-        address: u64,
-        bytes: u32,
-        strong: bool,
-        out: &mut [u32; 4],
-    ) -> Result<(), Cause> {
+    pub fn read(&mut self, who: Who, address: u64, bytes: u32, out: &mut [u32; 4]) -> Result<(), Cause> {
         let word = self.find(address, bytes)?;
         let need = if bytes < 4 { ((1u8 << bytes) - 1) << (address % 4) } else { WRITTEN };
         for word in word..word + bytes.div_ceil(4) as usize {
@@ -196,7 +213,7 @@ impl Shared {
                 return Err(Cause::Unwritten { space: Space::Shared, address: Self::address(word) });
             }
             if self.detect_races {
-                self.note_read(warp, word, strong || bytes < 4)?;
+                self.note_read(Who { strong: who.strong || bytes < 4, ..who }, word)?;
             }
         }
         if bytes < 4 {
@@ -208,16 +225,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes as [`crate::Memory`] does, by `warp`.
+    /// Writes as [`crate::Memory`] does.
     #[inline]
-    pub fn write(
-        &mut self,
-        warp: usize,
-        address: u64,
-        bytes: u32,
-        strong: bool,
-        values: &[u32; 4],
-    ) -> Result<(), Cause> {
+    pub fn write(&mut self, who: Who, address: u64, bytes: u32, values: &[u32; 4]) -> Result<(), Cause> {
         let word = self.find(address, bytes)?;
         let set = if bytes < 4 { ((1u8 << bytes) - 1) << (address % 4) } else { WRITTEN };
         for word in word..word + bytes.div_ceil(4) as usize {
@@ -225,7 +235,7 @@ impl Shared {
                 return Err(Cause::PendingCopy { address: Self::address(word) });
             }
             if self.detect_races {
-                self.note_write(warp, word, strong || bytes < 4)?;
+                self.note_write(Who { strong: who.strong || bytes < 4, ..who }, word)?;
             }
             self.flags[word] |= set;
         }
@@ -241,17 +251,17 @@ impl Shared {
     }
 
     /// A `cp.async` into `bytes` bytes begins: until it lands, nobody may touch them.
-    pub fn begin_copy(&mut self, warp: usize, address: u64, bytes: u32) -> Result<(), Cause> {
-        self.write(warp, address, bytes, false, &[u32::MAX; 4])?;
+    pub fn begin_copy(&mut self, who: Who, address: u64, bytes: u32) -> Result<(), Cause> {
+        self.write(who, address, bytes, &[u32::MAX; 4])?;
         let word = self.find(address, bytes)?;
         self.flags[word..word + bytes as usize / 4].iter_mut().for_each(|flags| *flags = *flags & !WRITTEN | PENDING);
         Ok(())
     }
 
-    /// The copy lands: `warp` waited for it.
-    pub fn land_copy(&mut self, warp: usize, address: u64, bytes: u32, values: &[u32; 4]) -> Result<(), Cause> {
+    /// The copy lands: its thread waited for it.
+    pub fn land_copy(&mut self, who: Who, address: u64, bytes: u32, values: &[u32; 4]) -> Result<(), Cause> {
         let word = self.find(address, bytes)?;
         self.flags[word..word + bytes as usize / 4].iter_mut().for_each(|flags| *flags &= !PENDING);
-        self.write(warp, address, bytes, false, values)
+        self.write(who, address, bytes, values)
     }
 }

@@ -6,6 +6,7 @@
 use crate::error::LaneFault;
 use crate::number::{Bf16, F16, Narrow};
 use crate::op::{FULL, Matrix, Mma, MmaType, Reg, Words};
+use crate::shared::COLLECTIVE;
 use crate::warp::{Environment, Warp};
 
 /// Row and first column of a lane's elements in an 8x8 matrix of 16-bit elements, two in a row a lane.
@@ -35,14 +36,18 @@ impl Warp {
                 for row in 0..8 {
                     let lane = 8 * i + row;
                     let words = [0, 1, 2, 3].map(|j| fragment[4 * row + j]);
-                    env.shared.write(self.index, addresses[lane], 16, false, &words).map_err(|cause| cause.on(lane))?;
+                    env.shared
+                        .write(self.who(COLLECTIVE as usize, false), addresses[lane], 16, &words)
+                        .map_err(|cause| cause.on(lane))?;
                 }
                 continue;
             }
             for row in 0..8 {
                 let lane = 8 * i + row;
                 let mut words = [0; 4];
-                env.shared.read(self.index, addresses[lane], 16, false, &mut words).map_err(|cause| cause.on(lane))?;
+                env.shared
+                    .read(self.who(lane, false), addresses[lane], 16, &mut words)
+                    .map_err(|cause| cause.on(lane))?;
                 fragment[4 * row..4 * row + 4].copy_from_slice(&words);
             }
             if op.transposed {
@@ -69,19 +74,19 @@ impl Warp {
         let (mut a, mut b) = ([[0f64; 16]; 16], [[0f64; 8]; 16]);
         for (i, &register) in op.a.iter().enumerate() {
             let words = &self.words[register as usize];
-            for lane in 0..32 {
+            for (lane, word) in words.iter().enumerate() {
                 let (row, column) = place(lane);
                 for e in 0..2 {
-                    a[row + 8 * (i & 1)][column + 8 * (i >> 1) + e] = N::widen((words[lane] >> (16 * e)) as u16) as f64;
+                    a[row + 8 * (i & 1)][column + 8 * (i >> 1) + e] = N::widen((word >> (16 * e)) as u16) as f64;
                 }
             }
         }
         for (i, &register) in op.b.iter().enumerate() {
             let words = &self.words[register as usize];
-            for lane in 0..32 {
+            for (lane, word) in words.iter().enumerate() {
                 let (column, k) = place(lane);
                 for e in 0..2 {
-                    b[k + 8 * i + e][column] = N::widen((words[lane] >> (16 * e)) as u16) as f64;
+                    b[k + 8 * i + e][column] = N::widen((word >> (16 * e)) as u16) as f64;
                 }
             }
         }

@@ -428,7 +428,10 @@ impl Warp {
                 self.put_word(*d, &[self.predicate(*a); 32], mask);
             }
             Op::ActiveMask { d } => self.put_word(*d, &[FULL; 32], mask),
-            Op::WarpBarrier { members } => self.whole_warp(*members, 0)?,
+            Op::WarpBarrier { members } => {
+                self.whole_warp(*members, 0)?;
+                env.shared.synchronise_lanes(self.index);
+            }
             Op::Trap => return Err(Cause::Trap.on(mask.trailing_zeros() as usize)),
             Op::Nop => {}
             // Control flow, which `run` executes.

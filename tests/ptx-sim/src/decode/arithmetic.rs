@@ -219,8 +219,10 @@ fn products<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>, ty: &'a str) -> 
     }
     match (st.name, part, ty) {
         ("mul", "lo", "u16" | "s16") => body.emit_word2(&st, word2!(|a: u32, b| a.wrapping_mul(b) & 0xffff)),
-        ("mul", "hi", "u16") => body.emit_word2(&st, word2!(|a: u32, b: u32| (a & 0xffff) * (b & 0xffff) >> 16)),
-        ("mul", "hi", "s16") => body.emit_word2(&st, word2!(|a, b| (signed16(a) * signed16(b) >> 16) as u32 & 0xffff)),
+        ("mul", "hi", "u16") => body.emit_word2(&st, word2!(|a: u32, b: u32| ((a & 0xffff) * (b & 0xffff)) >> 16)),
+        ("mul", "hi", "s16") => {
+            body.emit_word2(&st, word2!(|a, b| ((signed16(a) * signed16(b)) >> 16) as u32 & 0xffff))
+        }
         ("mul", "wide", "u16") => body.emit_word2(&st, word2!(|a: u32, b: u32| (a & 0xffff) * (b & 0xffff))),
         ("mul", "wide", "s16") => body.emit_word2(&st, word2!(|a, b| (signed16(a) * signed16(b)) as u32)),
         ("mul", "lo", "u32" | "s32") => body.emit_word2(&st, word2!(u32::wrapping_mul)),

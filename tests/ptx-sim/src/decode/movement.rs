@@ -171,8 +171,8 @@ fn convert<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Err
         return body.emit_word2(
             &st,
             match to {
-                "f16x2" => word2!(|a, b| packed::<F16>(a, b)),
-                _ => word2!(|a, b| packed::<Bf16>(a, b)),
+                "f16x2" => word2!(packed::<F16>),
+                _ => word2!(packed::<Bf16>),
             },
         );
     }
