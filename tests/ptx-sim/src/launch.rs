@@ -1,0 +1,401 @@
+//! Launching an entry: blocks on the threads of the rayon pool, warps of a block in turns.
+//!
+//! Blocks start in order of their index. Warps and blocks that run long give way to others, so that kernels whose blocks or warps wait
+//! for each other make progress, on one thread too.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::error::{Cause, Fault, LaneFault};
+use crate::module::{Entry, Module};
+use crate::op::Special;
+use crate::shared::{Clocks, MAX_WARPS, SHARED_BASE, Shared};
+use crate::warp::{Environment, Event, Warp};
+use crate::{Error, Memory};
+
+/// Instructions of a warp before the block's next one has its turn.
+const WARP_TURN: u64 = 1 << 14;
+/// Rounds of turns of a block before another block has its turn.
+const BLOCK_TURN: u32 = 8;
+/// Most shared memory of a block on any GPU of today, in bytes.
+const MAX_SHARED_BYTES: usize = 232_448;
+/// Named barriers of a block.
+const BARRIERS: usize = 16;
+
+/// What a launch checks.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Warp instructions that a block may execute.
+    pub max_warp_instructions: u64,
+    /// Whether unordered accesses of two warps to one word of shared memory are faults.
+    pub detect_races: bool,
+    /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
+    pub detect_unwritten_shared: bool,
+}
+
+impl Default for Options {
+    /// All checks, and 2^30 instructions a block.
+    fn default() -> Self {
+        Options { max_warp_instructions: 1 << 30, detect_races: true, detect_unwritten_shared: true }
+    }
+}
+
+/// What a launch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Blocks run.
+    pub blocks: u64,
+    /// Instructions executed by warps. (Those that unpack into several registers count once for each.)
+    pub warp_instructions: u64,
+    /// Instructions executed by threads that were active and whose guard held.
+    pub thread_instructions: u64,
+    /// `mma` instructions, counted by warp.
+    pub mma_instructions: u64,
+    /// Block barriers completed.
+    pub barriers: u64,
+    /// Bytes that threads read from global memory.
+    pub global_read_bytes: u64,
+    /// Bytes that threads wrote to global memory.
+    pub global_write_bytes: u64,
+}
+
+impl Stats {
+    fn add(&mut self, other: &Stats) {
+        self.blocks += other.blocks;
+        self.warp_instructions += other.warp_instructions;
+        self.thread_instructions += other.thread_instructions;
+        self.mma_instructions += other.mma_instructions;
+        self.barriers += other.barriers;
+        self.global_read_bytes += other.global_read_bytes;
+        self.global_write_bytes += other.global_write_bytes;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// At a barrier, which the warp came to with the instruction at this index.
+    Waiting {
+        barrier: usize,
+        pc: u32,
+    },
+    Exited,
+}
+
+/// A named barrier.
+#[derive(Clone, Copy)]
+struct Barrier {
+    expected: u32,
+    arrived: u32,
+    known: Clocks,
+}
+
+const IDLE: Barrier = Barrier { expected: 0, arrived: 0, known: [0; MAX_WARPS] };
+
+/// A block under way.
+struct Block {
+    index: u64,
+    place: [u32; 3],
+    warps: Vec<Warp>,
+    states: Vec<State>,
+    barriers: [Barrier; BARRIERS],
+    shared: Shared,
+    stats: Stats,
+}
+
+/// A launch under way.
+struct Launch<'a> {
+    module: &'a Module,
+    entry: &'a Entry,
+    grid: [u32; 3],
+    threads: u32,
+    shared_bytes: usize,
+    params: &'a [u8],
+    memory: &'a Memory,
+    options: Options,
+}
+
+/// Work that is left.
+struct Queue {
+    next_block: u64,
+    paused: VecDeque<Box<Block>>,
+    stats: Stats,
+    /// The fault of the lowest block that has one.
+    fault: Option<(u64, Error)>,
+}
+
+/// What to run next.
+enum Work {
+    Start(u64),
+    Resume(Box<Block>),
+}
+
+impl Queue {
+    /// A block of `blocks` that has not started or, if all have, one that paused.
+    fn next(&mut self, blocks: u64) -> Option<Work> {
+        if self.next_block == blocks {
+            return self.paused.pop_front().map(Work::Resume);
+        }
+        self.next_block += 1;
+        Some(Work::Start(self.next_block - 1))
+    }
+}
+
+impl Module {
+    /// Runs an entry on the CPU with all checks: see [`Module::launch_with`].
+    ///
+    /// # Errors
+    /// See [`Module::launch_with`].
+    pub fn launch(
+        &self,
+        entry: &str,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: usize,
+        params: &[u8],
+        memory: &mut Memory,
+    ) -> Result<Stats, Error> {
+        self.launch_with(entry, Size { grid, block, shared_bytes }, params, memory, Options::default())
+    }
+
+    /// Runs an entry on the CPU: a grid of one-dimensional blocks. `params` are the parameters' bytes as the entry's parameter list lays
+    /// them out: for an entry with one struct, the struct's bytes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownEntry`], [`Error::ParameterBytes`] and [`Error::LaunchSize`] before anything runs; [`Error::Fault`] for what the
+    /// kernel does wrong, after which `memory` holds what was written until then.
+    pub fn launch_with(
+        &self,
+        entry: &str,
+        size: Size,
+        params: &[u8],
+        memory: &mut Memory,
+        options: Options,
+    ) -> Result<Stats, Error> {
+        let entry = self.entry(entry)?;
+        let Size { grid, block: threads, shared_bytes } = size;
+        if params.len() != entry.parameter_bytes() {
+            let (expected, found) = (entry.parameter_bytes(), params.len());
+            return Err(Error::ParameterBytes { entry: entry.name().into(), expected, found });
+        }
+        let wrong =
+            |quantity, found, rule| Err(Error::LaunchSize { entry: entry.name().into(), quantity, found, rule });
+        let most = entry.max_threads().unwrap_or(1024).min(1024);
+        if threads == 0 || !threads.is_multiple_of(32) || threads > most {
+            return wrong("block", threads as u64, format!("a multiple of 32, from 32 to {most}"));
+        }
+        for (extent, most) in grid.into_iter().zip([i32::MAX as u32, 65535, 65535]) {
+            if extent == 0 || extent > most {
+                return wrong("grid", extent as u64, format!("from 1 to {most}"));
+            }
+        }
+        let most = MAX_SHARED_BYTES - entry.static_shared_bytes().min(MAX_SHARED_BYTES);
+        if shared_bytes > most {
+            return wrong("shared_bytes", shared_bytes as u64, format!("at most {most}"));
+        }
+        Launch { module: self, entry, grid, threads, shared_bytes, params, memory, options }.run()
+    }
+}
+
+/// Size of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block, in x: a multiple of 32.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: usize,
+}
+
+impl Launch<'_> {
+    fn run(&self) -> Result<Stats, Error> {
+        let blocks = self.grid.iter().map(|&extent| extent as u64).product::<u64>();
+        let queue = Mutex::new(Queue { next_block: 0, paused: VecDeque::new(), stats: Stats::default(), fault: None });
+        let stop = AtomicBool::new(false);
+        let workers = (rayon::current_num_threads() as u64).min(blocks);
+        rayon::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|_| self.work(&queue, blocks, &stop));
+            }
+        });
+        let queue = queue.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match queue.fault {
+            None => Ok(queue.stats),
+            Some((_, error)) => Err(error),
+        }
+    }
+
+    /// Runs blocks until none is left.
+    fn work(&self, queue: &Mutex<Queue>, blocks: u64, stop: &AtomicBool) {
+        let lock = || queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while !stop.load(Relaxed) {
+            let Some(work) = lock().next(blocks) else { return };
+            let mut block = match work {
+                Work::Start(index) => self.block(index),
+                Work::Resume(block) => *block,
+            };
+            match self.turn(&mut block) {
+                Ok(true) => lock().stats.add(&block.stats),
+                Ok(false) => lock().paused.push_back(Box::new(block)),
+                Err(error) => {
+                    stop.store(true, Relaxed);
+                    let mut guard = lock();
+                    if guard.fault.as_ref().is_none_or(|(index, _)| *index > block.index) {
+                        guard.fault = Some((block.index, error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A block before its first instruction.
+    fn block(&self, index: u64) -> Block {
+        let [x, y, _] = self.grid.map(u64::from);
+        let place = [index % x, index / x % y, index / x / y].map(|i| i as u32);
+        let program = &self.entry.program;
+        let warps = self.threads / 32;
+        let static_bytes = self.entry.static_shared_bytes();
+        let special = |warp: u32| {
+            move |kind: Special, lane: u32| -> u64 {
+                let below = (1u32 << lane) - 1;
+                let equal = 1u32 << lane;
+                (match kind {
+                    Special::Tid => 32 * warp + lane,
+                    Special::Ntid => self.threads,
+                    Special::Ctaid(axis) => place[axis],
+                    Special::Nctaid(axis) => self.grid[axis],
+                    Special::Lane => lane,
+                    Special::Warp => warp,
+                    Special::Warps => warps,
+                    Special::Sm | Special::Zero => 0,
+                    Special::One => 1,
+                    Special::LaneMaskLt => below,
+                    Special::LaneMaskLe => below | equal,
+                    Special::LaneMaskEq => equal,
+                    Special::LaneMaskGt => !(below | equal),
+                    Special::LaneMaskGe => !below,
+                    Special::DynamicSharedBytes => self.shared_bytes as u32,
+                    Special::DynamicShared => SHARED_BASE as u32 + static_bytes as u32,
+                }) as u64
+            }
+        };
+        let Options { detect_races, detect_unwritten_shared, .. } = self.options;
+        let bytes = static_bytes + self.shared_bytes;
+        Block {
+            index,
+            place,
+            warps: (0..warps).map(|warp| Warp::new(program, warp as usize, special(warp))).collect(),
+            states: vec![State::Ready; warps as usize],
+            barriers: [IDLE; BARRIERS],
+            shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
+            stats: Stats { blocks: 1, ..Stats::default() },
+        }
+    }
+
+    /// Runs a block for a while. True if it is done.
+    fn turn(&self, block: &mut Block) -> Result<bool, Error> {
+        for _ in 0..BLOCK_TURN {
+            let mut ran = false;
+            for warp in 0..block.warps.len() {
+                if block.states[warp] == State::Ready {
+                    ran = true;
+                    self.turn_of_warp(block, warp)?;
+                }
+            }
+            if block.states.iter().all(|state| *state == State::Exited) {
+                return Ok(true);
+            }
+            if !ran {
+                return Err(self.stuck(block));
+            }
+            if block.stats.warp_instructions > self.options.max_warp_instructions {
+                let limit = self.options.max_warp_instructions;
+                let warp = block.states.iter().position(|state| *state == State::Ready).unwrap_or(0);
+                return Err(self.fault(block, warp, block.warps[warp].pc(), Cause::TooLong { limit }.into()));
+            }
+        }
+        Ok(false)
+    }
+
+    fn turn_of_warp(&self, block: &mut Block, warp: usize) -> Result<(), Error> {
+        let mut env = Environment {
+            program: &self.entry.program,
+            memory: self.memory,
+            constants: &self.module.constants,
+            params: self.params,
+            shared: &mut block.shared,
+            stats: &mut block.stats,
+        };
+        match block.warps[warp].run(&mut env, WARP_TURN) {
+            Ok(Event::Paused) => {}
+            Ok(Event::Exited) => block.states[warp] = State::Exited,
+            Ok(Event::Barrier { id, threads, wait }) => {
+                let pc = block.warps[warp].pc() - 1;
+                self.arrive(block, warp, id, threads, wait)
+                    .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
+            }
+            Err(fault) => return Err(self.fault(block, warp, block.warps[warp].pc(), fault)),
+        }
+        Ok(())
+    }
+
+    /// A warp comes to a barrier.
+    fn arrive(&self, block: &mut Block, warp: usize, id: u32, threads: Option<u32>, wait: bool) -> Result<(), Cause> {
+        let found = threads.unwrap_or(self.threads);
+        if id as usize >= BARRIERS || found == 0 || !found.is_multiple_of(32) || found > self.threads {
+            return Err(Cause::BarrierCount { barrier: id, found, expected: self.threads });
+        }
+        let barrier = &mut block.barriers[id as usize];
+        if barrier.arrived > 0 && barrier.expected != found {
+            return Err(Cause::BarrierCount { barrier: id, found, expected: barrier.expected });
+        }
+        barrier.expected = found;
+        barrier.arrived += 32;
+        let clocks = block.shared.publish(warp);
+        barrier.known.iter_mut().zip(&clocks).for_each(|(known, clock)| *known = (*known).max(*clock));
+        if wait {
+            block.states[warp] = State::Waiting { barrier: id as usize, pc: block.warps[warp].pc() - 1 };
+        }
+        if barrier.arrived == barrier.expected {
+            block.stats.barriers += 1;
+            for (warp, state) in block.states.iter_mut().enumerate() {
+                if matches!(state, State::Waiting { barrier, .. } if *barrier == id as usize) {
+                    *state = State::Ready;
+                    block.shared.learn(warp, &barrier.known);
+                }
+            }
+            *barrier = IDLE;
+        }
+        Ok(())
+    }
+
+    /// The fault of a block whose warps all wait or have exited.
+    fn stuck(&self, block: &Block) -> Error {
+        let mut waiting = block.states.iter().enumerate().filter_map(|(warp, state)| match *state {
+            State::Waiting { barrier, pc } => Some((warp, barrier, pc)),
+            _ => None,
+        });
+        let (warp, barrier, pc) = waiting.next().unwrap_or_default();
+        let exited = block.states.iter().enumerate().filter(|(_, state)| **state == State::Exited);
+        let exited = exited.fold(0, |mask, (warp, _)| mask | 1 << warp);
+        let Barrier { expected, arrived, .. } = block.barriers[barrier];
+        let cause = Cause::BarrierNeverCompletes { barrier: barrier as u32, expected, arrived, exited };
+        self.fault(block, warp, pc, cause.into())
+    }
+
+    fn fault(&self, block: &Block, warp: usize, pc: u32, fault: LaneFault) -> Error {
+        let instruction = &self.entry.program.instructions[pc as usize];
+        let text = &self.module.source[instruction.text.start as usize..instruction.text.end as usize];
+        Error::Fault(Box::new(Fault {
+            entry: self.entry.name().into(),
+            block: block.place,
+            warp: warp as u32,
+            lane: fault.lane,
+            line: instruction.line as usize,
+            instruction: text.split_whitespace().collect::<Vec<_>>().join(" "),
+            cause: fault.cause,
+        }))
+    }
+}

@@ -1,0 +1,267 @@
+//! A block's shared memory, and what its warps know of each other's accesses.
+//!
+//! Per word: which bytes were written, whether a `cp.async` into it is under way, and who read and wrote it last. Order between warps
+//! is a vector clock: every warp has a time, which barriers (and releases) advance; an access by warp `r` at its time `t` happened
+//! before warp `w`'s present if `w` has learned of a time of `r` later than `t`. `bar.warp.sync` advances
+//! the warp's own time too: what another lane wrote at the present time must not be read.
+//!
+//! Kept small, so that it can be always on: concurrent readers of a word share one time, the earliest (a race may be missed where warps
+//! synchronise in groups, none is invented); reads by strong accesses (atomics, volatile, relaxed, acquire) are not recorded; accesses
+//! narrower than a word conflict only with those of a whole word.
+
+use std::collections::HashMap;
+
+use crate::error::{Cause, Space};
+
+/// Shared addresses start here: the first KiB belongs to the system on recent GPUs, and a null address should fault.
+pub(crate) const SHARED_BASE: u64 = 1024;
+/// Most warps of a block.
+pub(crate) const MAX_WARPS: usize = 32;
+
+/// What a warp knows of every warp's time.
+pub(crate) type Clocks = [u32; MAX_WARPS];
+
+const WRITTEN: u8 = 0xf;
+const PENDING: u8 = 0x10;
+const STRONG_WRITE: u8 = 0x20;
+
+/// Who accesses, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Who {
+    pub warp: usize,
+    /// [`COLLECTIVE`] for a store by the whole warp together.
+    pub lane: u32,
+    /// An atomic, volatile, relaxed, acquire or release access.
+    pub strong: bool,
+}
+
+/// A lane that no lane is.
+pub(crate) const COLLECTIVE: u32 = 32;
+
+/// Who touched a word: masks of warps, and the earliest of their times.
+#[derive(Clone, Copy, Default)]
+struct History {
+    /// Lane of the last write, of use while there is one writer.
+    writer_lane: u32,
+    writers: u32,
+    write_time: u32,
+    readers: u32,
+    read_time: u32,
+}
+
+/// Shared memory of one block.
+pub(crate) struct Shared {
+    words: Vec<u32>,
+    flags: Vec<u8>,
+    history: Vec<History>,
+    bytes: u64,
+    detect_races: bool,
+    detect_unwritten: bool,
+    time: u32,
+    clocks: Vec<Clocks>,
+    /// What releases at a word made known.
+    released: HashMap<u32, Clocks>,
+}
+
+fn join(into: &mut Clocks, from: &Clocks) {
+    into.iter_mut().zip(from).for_each(|(a, b)| *a = (*a).max(*b));
+}
+
+impl Shared {
+    pub fn new(bytes: usize, detect_races: bool, detect_unwritten: bool, warps: usize) -> Self {
+        let words = bytes.div_ceil(4);
+        Shared {
+            words: vec![u32::MAX; words],
+            flags: vec![0; words],
+            history: vec![History::default(); if detect_races { words } else { 0 }],
+            bytes: bytes as u64,
+            detect_races,
+            detect_unwritten,
+            time: 0,
+            clocks: vec![[0; MAX_WARPS]; warps],
+            released: HashMap::new(),
+        }
+    }
+
+    /// `warp` comes to a barrier (or releases): what it did so far will be known to all who get the returned clocks.
+    pub fn publish(&mut self, warp: usize) -> Clocks {
+        self.time += 1;
+        self.clocks[warp][warp] = self.time;
+        self.clocks[warp]
+    }
+
+    /// The lanes of `warp` learn of each other's accesses.
+    pub fn synchronise_lanes(&mut self, warp: usize) {
+        self.publish(warp);
+    }
+
+    /// `warp` learns of `clocks`.
+    pub fn learn(&mut self, warp: usize, clocks: &Clocks) {
+        join(&mut self.clocks[warp], clocks);
+    }
+
+    /// A strong store or atomic at `address`: later strong loads there will know of what `warp` did.
+    pub fn release(&mut self, warp: usize, address: u64) {
+        if self.detect_races {
+            let clocks = self.publish(warp);
+            join(self.released.entry((address / 4) as u32).or_insert([0; MAX_WARPS]), &clocks);
+        }
+    }
+
+    /// A strong load or atomic at `address`.
+    pub fn acquire(&mut self, warp: usize, address: u64) {
+        if let Some(clocks) = self.released.get(&((address / 4) as u32)) {
+            join(&mut self.clocks[warp], clocks);
+        }
+    }
+
+    /// Word index of an aligned range.
+    #[inline]
+    fn find(&self, address: u64, bytes: u32) -> Result<usize, Cause> {
+        if !address.is_multiple_of(bytes as u64) {
+            return Err(Cause::Misaligned { space: Space::Shared, address, alignment: bytes });
+        }
+        let offset = address.wrapping_sub(SHARED_BASE);
+        if offset >= self.bytes || self.bytes - offset < bytes as u64 {
+            return Err(Cause::OutOfBounds { space: Space::Shared, address, bytes });
+        }
+        Ok(offset as usize / 4)
+    }
+
+    fn address(word: usize) -> u64 {
+        SHARED_BASE + 4 * word as u64
+    }
+
+    /// A warp of `mask` (not `warp`) whose access at `time` is not known to `warp`.
+    #[inline]
+    fn unordered(&self, warp: usize, mask: u32, time: u32) -> Option<u32> {
+        let mut others = mask & !(1 << warp);
+        while others != 0 {
+            let other = others.trailing_zeros();
+            if self.clocks[warp][other as usize] <= time {
+                return Some(other);
+            }
+            others &= others - 1;
+        }
+        None
+    }
+
+    #[inline]
+    fn note_read(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+        let History { writer_lane, writers, write_time, readers, read_time } = self.history[word];
+        if !(strong && self.flags[word] & STRONG_WRITE != 0)
+            && let Some(other) = self.unordered(warp, writers, write_time)
+        {
+            return Err(Cause::Race { address: Self::address(word), write: false, other, other_wrote: true });
+        }
+        if strong {
+            return Ok(());
+        }
+        let now = self.clocks[warp][warp];
+        let me = 1 << warp;
+        if writers == me && write_time == now && writer_lane != lane && self.flags[word] & STRONG_WRITE == 0 {
+            return Err(Cause::LaneRace { address: Self::address(word), other: writer_lane });
+        }
+        let history = &mut self.history[word];
+        if readers & !me == 0 {
+            (history.readers, history.read_time) = (me, now);
+        } else {
+            // Readers known to this one need no place: whoever is ordered after this read is ordered after theirs.
+            let clocks = &self.clocks[warp];
+            let known = (0..32).filter(|&r| readers >> r & 1 == 1 && clocks[r] > read_time).fold(0, |m, r| m | 1 << r);
+            let left = readers & !known & !me;
+            history.readers = left | me;
+            history.read_time = if left == 0 { now } else { read_time.min(now) };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn note_write(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+        let History { writers, write_time, readers, read_time, .. } = self.history[word];
+        let strong_before = self.flags[word] & STRONG_WRITE != 0;
+        let address = Self::address(word);
+        if let Some(other) = self.unordered(warp, readers, read_time) {
+            return Err(Cause::Race { address, write: true, other, other_wrote: false });
+        }
+        let write_race = self.unordered(warp, writers, write_time);
+        let now = self.clocks[warp][warp];
+        let me = 1 << warp;
+        let (writers, write_time) = match write_race {
+            Some(other) if !(strong && strong_before) => {
+                return Err(Cause::Race { address, write: true, other, other_wrote: true });
+            }
+            Some(_) => (writers | me, write_time.min(now)),
+            None => (me, now),
+        };
+        self.history[word] = History { writer_lane: lane, writers, write_time, readers: 0, read_time: 0 };
+        self.flags[word] = self.flags[word] & !STRONG_WRITE | if strong { STRONG_WRITE } else { 0 };
+        Ok(())
+    }
+
+    /// Reads as [`crate::Memory`] does.
+    #[inline]
+    pub fn read(&mut self, who: Who, address: u64, bytes: u32, out: &mut [u32; 4]) -> Result<(), Cause> {
+        let word = self.find(address, bytes)?;
+        let need = if bytes < 4 { ((1u8 << bytes) - 1) << (address % 4) } else { WRITTEN };
+        for word in word..word + bytes.div_ceil(4) as usize {
+            let flags = self.flags[word];
+            if flags & PENDING != 0 {
+                return Err(Cause::PendingCopy { address: Self::address(word) });
+            }
+            if flags & need != need && self.detect_unwritten {
+                return Err(Cause::Unwritten { space: Space::Shared, address: Self::address(word) });
+            }
+            if self.detect_races {
+                self.note_read(Who { strong: who.strong || bytes < 4, ..who }, word)?;
+            }
+        }
+        if bytes < 4 {
+            out[0] = self.words[word] >> (8 * (address % 4)) & ((1 << (8 * bytes)) - 1);
+        } else {
+            let words = bytes as usize / 4;
+            out[..words].copy_from_slice(&self.words[word..word + words]);
+        }
+        Ok(())
+    }
+
+    /// Writes as [`crate::Memory`] does.
+    #[inline]
+    pub fn write(&mut self, who: Who, address: u64, bytes: u32, values: &[u32; 4]) -> Result<(), Cause> {
+        let word = self.find(address, bytes)?;
+        let set = if bytes < 4 { ((1u8 << bytes) - 1) << (address % 4) } else { WRITTEN };
+        for word in word..word + bytes.div_ceil(4) as usize {
+            if self.flags[word] & PENDING != 0 {
+                return Err(Cause::PendingCopy { address: Self::address(word) });
+            }
+            if self.detect_races {
+                self.note_write(Who { strong: who.strong || bytes < 4, ..who }, word)?;
+            }
+            self.flags[word] |= set;
+        }
+        if bytes < 4 {
+            let shift = 8 * (address % 4) as u32;
+            let mask = ((1u32 << (8 * bytes)) - 1) << shift;
+            self.words[word] = self.words[word] & !mask | values[0] << shift & mask;
+        } else {
+            let words = bytes as usize / 4;
+            self.words[word..word + words].copy_from_slice(&values[..words]);
+        }
+        Ok(())
+    }
+
+    /// A `cp.async` into `bytes` bytes begins: until it lands, nobody may touch them.
+    pub fn begin_copy(&mut self, who: Who, address: u64, bytes: u32) -> Result<(), Cause> {
+        self.write(who, address, bytes, &[u32::MAX; 4])?;
+        let word = self.find(address, bytes)?;
+        self.flags[word..word + bytes as usize / 4].iter_mut().for_each(|flags| *flags = *flags & !WRITTEN | PENDING);
+        Ok(())
+    }
+
+    /// The copy lands: its thread waited for it.
+    pub fn land_copy(&mut self, who: Who, address: u64, bytes: u32, values: &[u32; 4]) -> Result<(), Cause> {
+        let word = self.find(address, bytes)?;
+        self.flags[word..word + bytes as usize / 4].iter_mut().for_each(|flags| *flags &= !PENDING);
+        self.write(who, address, bytes, values)
+    }
+}
