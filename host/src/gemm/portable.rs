@@ -320,7 +320,7 @@ fn check(shape: &ProductShape) -> Result<(), Error> {
         ("n", shape.n, 8),
         ("k", shape.k, if k_contiguous { 8 } else { 1 }),
     ] {
-        if value % multiple != 0 {
+        if !value.is_multiple_of(multiple) {
             return Err(unsupported(
                 argument,
                 value,
@@ -445,7 +445,7 @@ mod tests {
             for p in plan.products() {
                 prop_assert!(p.splits <= MAX_SPLITS && (p.splits == 1 || p.tiles() * p.splits <= 2 * slots));
                 prop_assert!(p.splits == 1 || p.k_blocks >= 2 * p.splits);
-                prop_assert!(p.partials_offset >= end && p.partials_offset % 256 == 0);
+                prop_assert!(p.partials_offset >= end && p.partials_offset.is_multiple_of(256));
                 end = p.partials_offset + p.partials_bytes();
                 prop_assert!(p.partials_bytes() <= 2 * slots as usize * 128 * 128 * 4);
             }

@@ -40,9 +40,9 @@ pub const REDUCE_ELEMS: u32 = 4 * REDUCE_THREADS;
 /// Partials that `gemm_reduce` has in flight per thread.
 pub const REDUCE_BATCH: u32 = 4;
 
-const _: () = assert!(TILE_M == TILE_N && TILE_M % 64 == 0);
+const _: () = assert!(TILE_M == TILE_N && TILE_M.is_multiple_of(64));
 const _: () = assert!(TILE_K * 2 == crate::tile::layout::ROW_BYTES);
-const _: () = assert!(PROMOTE_K % TILE_K == 0);
+const _: () = assert!(PROMOTE_K.is_multiple_of(TILE_K));
 const _: () = assert!(SMEM_BYTES <= 99 * 1024, "the least that compute capability 8.0 and later grants a block");
 const _: () =
     assert!(BLOCKS_PER_SM * (SMEM_BYTES + 1024) <= 228 * 1024, "two blocks fit on an SM of compute capability 9.0");

@@ -56,7 +56,7 @@ use crate::tile::power_of_two::power_of_two_halves;
 
 /// k-steps of a k-block.
 const K_STEPS: usize = TILE_K as usize / 16;
-const _: () = assert!(K_STEPS % 2 == 0, "fragments alternate between two buffers across k-blocks");
+const _: () = assert!(K_STEPS.is_multiple_of(2), "fragments alternate between two buffers across k-blocks");
 
 /// bf16 operands, fp32 accumulators.
 ///
