@@ -27,6 +27,32 @@ use writer::{Stored, write};
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian and are read and written as they lie in memory");
 
+/// Names of operation A's inputs.
+const AUDIO_NAMES: &[&str] = &[
+    "grad_output",
+    "hidden_states",
+    "query_states",
+    "key_states",
+    "value_states",
+    "cu_seqlens",
+    "q_weight",
+    "k_weight",
+    "v_weight",
+    "out_weight",
+];
+
+/// Names of operation B's inputs.
+const CROSS_NAMES: &[&str] = &[
+    "grad_query_states",
+    "grad_key_states",
+    "grad_value_states",
+    "decoder_hidden_states",
+    "encoder_hidden_states",
+    "q_weight",
+    "k_weight",
+    "v_weight",
+];
+
 /// Scalars of operation A that a file may lack; they take precedence over the file's metadata.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AudioOptions {
@@ -56,7 +82,7 @@ pub struct Provenance {
 /// # Errors
 /// [`FileError`].
 pub fn read_audio(path: &Path, options: &AudioOptions) -> Result<audio::Inputs, FileError> {
-    let mut file = TensorFile::open(path)?;
+    let mut file = TensorFile::open(path, AUDIO_NAMES)?;
     const TOKENS: &str = "[total_seq_len, d_model]";
     const STATES: &str = "[1, num_heads, total_seq_len, 64]";
     const WEIGHT: &str = "[d_model, d_model]";
@@ -98,7 +124,7 @@ pub fn read_audio(path: &Path, options: &AudioOptions) -> Result<audio::Inputs, 
 /// # Errors
 /// [`FileError`].
 pub fn read_cross(path: &Path, options: &CrossOptions) -> Result<cross::Inputs, FileError> {
-    let mut file = TensorFile::open(path)?;
+    let mut file = TensorFile::open(path, CROSS_NAMES)?;
     let grad_query_states: ndarray::Array4<f32> =
         file.tensor("grad_query_states", "[batch_size, num_heads, seq_len_dec, head_dim]")?;
     const ENC_HEADS: &str = "[batch_size, num_heads, seq_len_enc, head_dim]";

@@ -40,12 +40,12 @@ pub(super) struct TensorFile {
     header: Metadata,
     /// Byte at which the tensors' offsets start to count.
     data_start: u64,
-    /// Names that were asked for, found or not.
-    expected: Vec<&'static str>,
+    /// Names of the operation's tensors: others may be misspelt ones.
+    expected: &'static [&'static str],
 }
 
 impl TensorFile {
-    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
+    pub(super) fn open(path: &Path, expected_names: &'static [&'static str]) -> Result<Self, FileError> {
         let mut file = File::open(path).map_err(FileError::io(path, "open"))?;
         let found = file.metadata().map_err(FileError::io(path, "read"))?.len();
         let invalid = |reason: String| FileError::NotSafetensors { path: path.into(), reason };
@@ -72,16 +72,15 @@ impl TensorFile {
         if expected != found {
             return Err(FileError::Length { path: path.into(), expected, found });
         }
-        Ok(TensorFile { path: path.into(), file, header, data_start, expected: Vec::new() })
+        Ok(TensorFile { path: path.into(), file, header, data_start, expected: expected_names })
     }
 
     /// Reads a tensor; `extents` says what its shape must be, for the error.
     pub(super) fn tensor<T: Element, D: Dimension>(
         &mut self,
-        name: &'static str,
+        name: &str,
         extents: &str,
     ) -> Result<Array<T, D>, FileError> {
-        self.expected.push(name);
         let Some(info) = self.header.info(name) else {
             return Err(self.missing(name));
         };

@@ -8,7 +8,8 @@ use std::collections::BinaryHeap;
 use std::fmt;
 
 use attn_backward_kernels::config::gemm::{
-    BLOCKS_PER_SM, MAX_SPLITS, PROMOTED_BLOCKS_PER_SM, PROMOTED_THREADS, REDUCE_THREADS, SMEM_BYTES, THREADS, TILE_K, TILE_M, TILE_N,
+    BLOCKS_PER_SM, MAX_SPLITS, PROMOTED_BLOCKS_PER_SM, PROMOTED_THREADS, REDUCE_THREADS, SMEM_BYTES, THREADS, TILE_K,
+    TILE_M, TILE_N,
 };
 use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, Major, Product};
 use attn_backward_kernels::schedule::grouped;

@@ -39,11 +39,11 @@ pub(super) struct AlignedMap([u64; 16]);
 
 impl TiledTensor<'_> {
     /// The tensor's map: boxes arrive in shared memory with the 128-byte swizzle, elements outside the tensor as zeros; L2 fetches 256
-    /// bytes at a time. `name` names the tensor in errors; `_gpu` proves that the driver runs.
+    /// bytes at a time. `name` names the tensor in errors.
     ///
     /// # Errors
-    /// [`GpuError::TensorMap`].
-    pub fn encode(&self, _gpu: &Gpu, name: &str) -> Result<TensorMap, GpuError> {
+    /// [`GpuError::TensorMap`], [`GpuError::Driver`].
+    pub fn encode(&self, gpu: &Gpu, name: &str) -> Result<TensorMap, GpuError> {
         const INTERLEAVE_NONE: u32 = 0;
         const SWIZZLE_128B: u32 = 3;
         const L2_PROMOTION_256B: u32 = 3;
@@ -53,6 +53,8 @@ impl TiledTensor<'_> {
         if !self.ranks_agree() {
             return Err(refused(driver::ERROR_INVALID_VALUE));
         }
+        // The driver asks for a current context, though it only encodes an address.
+        let _current = gpu.make_current()?;
         let mut map = AlignedMap([0; 16]);
         // SAFETY: every array has an entry for each dimension, the strides one less; the driver writes 128 bytes to the map. The address
         // is only encoded.

@@ -111,7 +111,7 @@ impl CudaBuilder {
             None => {
                 let (raw, warnings) = self.compile(&path, &toolchain, &target_dir)?;
                 let (ptx, entries) =
-                    ptx::process(&(header + &raw)).map_err(|source| BuildError::Ptx { arch: self.arch, source })?;
+                    ptx::process(&(header + &raw)).map_err(|rule| BuildError::Ptx { arch: self.arch, rule })?;
                 let log = output.with_extension("log");
                 write_atomically(&log, &warnings)?;
                 write_atomically(&output, &ptx)?;
@@ -212,5 +212,5 @@ fn write_atomically(path: &Path, text: &str) -> Result<(), BuildError> {
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BuildError {
     let path = path.to_owned();
-    move |source| BuildError::Io { action, path, source }
+    move |error| BuildError::Io { action, path, error }
 }

@@ -32,22 +32,22 @@ pub enum BuildError {
         log: String,
     },
     /// The PTX breaks a rule.
-    #[error("PTX for {arch}: {source}")]
+    #[error("PTX for {arch}: {rule}")]
     Ptx {
         /// Target of the build.
         arch: Arch,
         /// The rule.
-        source: PtxError,
+        rule: PtxError,
     },
     /// A file or a program.
-    #[error("cannot {action} {path}: {source}", path = path.display())]
+    #[error("cannot {action} {path}: {error}", path = path.display())]
     Io {
         /// What was tried.
         action: &'static str,
         /// On what.
         path: PathBuf,
         /// Why it failed.
-        source: io::Error,
+        error: io::Error,
     },
 }
 

@@ -54,3 +54,48 @@ pub(crate) fn hash(files: &BTreeMap<String, PathBuf>, toolchain: &str) -> io::Re
     }
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hash of a crate whose folder holds the files `(name, text)`, with this builder's sources left out.
+    fn hash_of(name: &str, crate_files: &[(&str, &str)]) -> String {
+        let root = std::env::temp_dir().join(format!("cuda-builder-{name}-{}", std::process::id()));
+        for (file, text) in crate_files {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let mut found = files(&root).unwrap();
+        found.retain(|name, _| name.starts_with("crate/"));
+        let hash = hash(&found, "rustc 1.96.0").unwrap();
+        fs::remove_dir_all(root).unwrap();
+        hash
+    }
+
+    #[test]
+    fn hash_follows_sources_and_nothing_else() {
+        let crate_files = [("Cargo.toml", "[package]"), ("src/lib.rs", "mod a;"), ("src/a.rs", "")];
+        let hash = hash_of("same", &crate_files);
+        assert_eq!(hash.len(), 64);
+        assert_eq!(hash_of("elsewhere", &crate_files), hash);
+        let with = |file, text| hash_of("other", &[&crate_files[..], &[(file, text)]].concat());
+        assert_ne!(with("src/a.rs", "fn f() {}"), hash, "edited");
+        assert_ne!(with("src/b.rs", ""), hash, "added");
+        assert_ne!(with("Cargo.toml", "[lib]"), hash, "manifest");
+        assert_eq!(with("README.md", "text"), hash, "no source");
+        assert_eq!(with("tests/t.rs", "text"), hash, "test");
+        assert_eq!(with("target/debug/x.rs", "text"), hash, "build output");
+    }
+
+    #[test]
+    fn builder_and_device_library_are_sources() {
+        let found = files(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture").as_path()).unwrap();
+        for name in
+            ["crate/src/kernel.rs", "cuda_builder/src/ptx.rs", "cuda_std/src/shared.rs", "cuda_std_macros/src/lib.rs"]
+        {
+            assert!(found.contains_key(name), "{name}: {found:?}");
+        }
+    }
+}

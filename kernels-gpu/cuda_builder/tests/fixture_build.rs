@@ -29,10 +29,12 @@ fn fixture_compiles_for_each_arch_and_comes_from_the_cache_the_second_time() {
     if !toolchain_is_here() {
         return;
     }
-    let target_dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-builder");
+    // The project's own, so that `core` is there already; the fixture's modules of an earlier run are not wanted.
+    let target_dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("cuda-builder");
     for (arch, version) in [(Arch::Sm80, "7.0"), (Arch::Sm90a, "8.0")] {
         let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{arch}.ptx"));
         let builder = CudaBuilder::new(fixture()).arch(arch).target_dir(&target_dir).copy_to(&copy);
+        let _ = std::fs::remove_file(target_dir.join(format!("ptx/fixture-{arch}.ptx")));
         // Two at once must not disturb each other.
         let (first, second) = thread::scope(|scope| {
             let other = scope.spawn(|| builder.build());

@@ -8,7 +8,7 @@ use syn::{Error, Expr, FnArg, Ident, ItemFn, ReturnType, Token, Visibility};
 
 /// Makes a function an entry point of the PTX module.
 ///
-/// ```ignore
+/// ```text
 /// /// # Safety
 /// /// ...
 /// #[kernel(max_threads = 256, min_blocks_per_sm = 2, barriers = 6)]
@@ -91,7 +91,7 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
         return refuse(parameter_type, "a kernel takes its parameter by value");
     }
     let LaunchBounds { max_threads, min_blocks_per_sm, barriers } = bounds;
-    let (name, inputs) = (&sig.ident, &sig.inputs);
+    let (name, inputs, statements) = (&sig.ident, &sig.inputs, &block.stmts);
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
         #(#attrs)*
@@ -115,7 +115,61 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
                     options(nomem, nostack, preserves_flags),
                 );
             }
-            #block
+            #(#statements)*
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the attribute with `bounds` makes of `function`.
+    fn expanded(bounds: &str, function: &str) -> Result<String, String> {
+        let bounds: LaunchBounds = syn::parse_str(bounds).map_err(|error| error.to_string())?;
+        let function: ItemFn = syn::parse_str(function).map_err(|error| error.to_string())?;
+        expand(&bounds, &function).map(|tokens| tokens.to_string()).map_err(|error| error.to_string())
+    }
+
+    const BOUNDS: &str = "max_threads = WARPS * 32, min_blocks_per_sm = 2, barriers = 6";
+
+    #[test]
+    fn kernel_becomes_an_entry_for_the_device_only() {
+        let text = expanded(BOUNDS, "/// # Safety\npub unsafe fn add(params: AddParams) { f() }").unwrap();
+        for part in
+            ["cfg (target_arch = \"nvptx64\")", "no_mangle", "extern \"ptx-kernel\" fn add", "WARPS * 32", "f ()"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // The whole is one item: on a host, the first attribute drops it.
+        assert!(text.starts_with("# [cfg"), "{text}");
+        syn::parse_str::<ItemFn>(&text).unwrap();
+    }
+
+    #[test]
+    fn each_misuse_has_its_own_message() {
+        for (function, rule) in [
+            ("unsafe fn f(p: P) {}", "`pub`"),
+            ("pub fn f(p: P) {}", "`unsafe fn`"),
+            ("pub unsafe extern \"C\" fn f(p: P) {}", "adds the ABI"),
+            ("pub unsafe fn f<T>(p: T) {}", "not generic"),
+            ("pub unsafe fn f(p: P) -> u32 { 0 }", "returns nothing"),
+            ("pub unsafe fn f() {}", "exactly one parameter"),
+            ("pub unsafe fn f(p: P, q: Q) {}", "exactly one parameter"),
+            ("pub unsafe fn f(p: &P) {}", "by value"),
+        ] {
+            let error = expanded(BOUNDS, function).unwrap_err();
+            assert!(error.contains(rule), "{function}: {error}");
+        }
+        let function = "pub unsafe fn f(p: P) {}";
+        for (bounds, rule) in [
+            ("", "missing: max_threads, min_blocks_per_sm, barriers"),
+            ("max_threads = 32, barriers = 0", "missing: min_blocks_per_sm"),
+            ("max_threads = 32, max_threads = 32", "given twice"),
+            ("threads = 32", "unknown argument"),
+        ] {
+            let error = expanded(bounds, function).unwrap_err();
+            assert!(error.contains(rule), "{bounds}: {error}");
+        }
+    }
 }

@@ -37,7 +37,8 @@ pub const EMPTY_OFFSET: u32 = FULL_OFFSET + 8 * STAGES;
 pub const SMEM_BYTES: u32 = EMPTY_OFFSET + 8 * STAGES;
 const _: () = assert!(SMEM_BYTES <= 232_448, "more than an SM gives to one block");
 // TMA and wgmma with 128-byte swizzle want blocks on 1024-byte boundaries; mbarriers want 8.
-const _: () = assert!(STAGE_BYTES % 1024 == 0 && OUTPUT_OFFSET % 1024 == 0 && FULL_OFFSET % 8 == 0);
+const _: () =
+    assert!(STAGE_BYTES.is_multiple_of(1024) && OUTPUT_OFFSET.is_multiple_of(1024) && FULL_OFFSET.is_multiple_of(8));
 
 /// K ranges that a tile can be cut into: a stage holds one 8-column group (2 x 2 KiB) of each.
 pub const MAX_SPLITS: u32 = 12;

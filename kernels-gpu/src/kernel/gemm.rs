@@ -22,8 +22,12 @@
 //! has arrived for all threads, and all fragments of the current stage are in registers, so the next copy may overwrite the stage before. The
 //! fragments of a k-step are read one k-step ahead, across k-blocks too. Barriers in PTX: two for each layout of A.
 //!
-//! **Registers** (ptxas; no spills, no stack): see the table in `cargo xtask build-ptx`. Accumulators 128 (plain), 64 + 64 (promoted); fragments 2 x 32
-//! (plain), 2 x 24 (promoted).
+//! **Registers** (ptxas 13.0, no spills, no stack), accumulators and the two buffers of fragments among them:
+//! ```text
+//!                        sm_80  sm_90a  accumulators  fragments
+//! gemm_bf16, gemm_f16      254     233           128     2 x 32
+//! gemm_f16_promoted        244     240       64 + 64     2 x 24
+//! ```
 //!
 //! **Preconditions.** `lda`, `ldb`, `ldc`, `n` are multiples of 8; `k` (K-major A) or `m` (MN-major A) is a multiple of 8; A, B, C and `partials`
 //! are 16-byte aligned; `m, n > 0`; `num_segments <= 3`; blocks of the launch = the sum of the products' blocks. Elements beyond the given
@@ -37,7 +41,7 @@ use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 use crate::config::gemm::*;
 use crate::params::{GemmParams, MAX_SEGMENTS, Major, OutputType, Product};
-use crate::ptx::convert::bf16x2;
+use crate::ptx::convert::{bf16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16};
 use crate::ptx::memory::{ldg32_s32, stg64_if, stg128_if};
@@ -54,7 +58,7 @@ use crate::tile::power_of_two::power_of_two_halves;
 const K_STEPS: usize = TILE_K as usize / 16;
 const _: () = assert!(K_STEPS % 2 == 0, "fragments alternate between two buffers across k-blocks");
 
-/// bf16 operands, 16-bit sums of any length in fp32 accumulators.
+/// bf16 operands, fp32 accumulators.
 ///
 /// # Safety
 /// As the head says; pointers are valid for the extents given.
@@ -64,7 +68,7 @@ pub unsafe fn gemm_bf16(params: GemmParams) {
     unsafe { gemm::<Bf16, 4, false>(&params) }
 }
 
-/// f16 operands.
+/// f16 operands, fp32 accumulators.
 ///
 /// # Safety
 /// As the head says; pointers are valid for the extents given.
@@ -541,6 +545,18 @@ impl Output {
     }
 }
 
+/// Between neighbouring lanes: the even lane ends with both lanes' `even`, the odd one with both lanes' `odd`, the even lane's first.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+unsafe fn exchange(is_odd: bool, even: u32, odd: u32) -> [u32; 2] {
+    let (kept, sent) = (select(is_odd, odd, even), select(is_odd, even, odd));
+    // SAFETY: the caller's.
+    let got = unsafe { shfl_xor::<1>(f32::from_bits(sent)) }.to_bits();
+    [select(is_odd, got, kept), select(is_odd, kept, got)]
+}
+
 /// Scales, rounds and writes the warp's part of the tile. Neighbouring lanes exchange halves of a 16-column pair, so that each lane
 /// writes four columns in a row and a warp full 32-byte sectors.
 ///
@@ -554,7 +570,7 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
     first: (u32, u32),
     sums: &Accumulators<PAIRS>,
 ) {
-    let odd = place.lane % 2 == 1;
+    let is_odd = place.lane % 2 == 1;
     let column = first.1 + place.n + 8 * (place.lane % 2) + 4 * (place.lane % 4 / 2);
     for (i, sums) in sums.iter().enumerate() {
         for h in 0..2 {
@@ -568,19 +584,17 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
                     let at = row as u64 * output.pitch as u64 + column as u64;
                     let ok = row < output.m && column < output.n;
                     if BF16 {
-                        let packed = [bf16x2(x[0][0], x[0][1]), bf16x2(x[1][0], x[1][1])];
-                        let kept = if odd { packed[1] } else { packed[0] };
-                        let sent = if odd { packed[0] } else { packed[1] };
-                        let got = shfl_xor::<1>(f32::from_bits(sent)).to_bits();
-                        let (low, high) = if odd { (got, kept) } else { (kept, got) };
+                        let [even, odd] = x.map(|tile| bf16x2(tile[0], tile[1]));
+                        let [low, high] = exchange(is_odd, even, odd);
                         stg64_if(ok, output.c.wrapping_add(2 * at as usize), low, high);
                     } else {
-                        let x = x.map(|tile| tile.map(f32::to_bits));
-                        let kept = if odd { x[1] } else { x[0] };
-                        let sent = if odd { x[0] } else { x[1] };
-                        let got = sent.map(|word| shfl_xor::<1>(f32::from_bits(word)).to_bits());
-                        let (low, high) = if odd { (got, kept) } else { (kept, got) };
-                        stg128_if(ok, output.c.wrapping_add(4 * at as usize), [low[0], low[1], high[0], high[1]]);
+                        let [even, odd] = x.map(|tile| tile.map(f32::to_bits));
+                        let (first, second) = (exchange(is_odd, even[0], odd[0]), exchange(is_odd, even[1], odd[1]));
+                        stg128_if(
+                            ok,
+                            output.c.wrapping_add(4 * at as usize),
+                            [first[0], second[0], first[1], second[1]],
+                        );
                     }
                 }
             }

@@ -94,3 +94,16 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     };
     r
 }
+
+/// `selp.b32`: `a` where `first`, else `b`. A choice that differs between lanes, next to a collective: written as `if`, LLVM may make
+/// a branch of it and copy the collective into both sides.
+#[inline(always)]
+pub fn select(first: bool, a: u32, b: u32) -> u32 {
+    let r: u32;
+    // SAFETY: register arithmetic.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {f}, 0; selp.b32 {r}, {a}, {b}, p; }}",
+             r = out(reg32) r, f = in(reg32) first as u32, a = in(reg32) a, b = in(reg32) b, options(pure, nomem, nostack))
+    };
+    r
+}

@@ -33,7 +33,10 @@ pub const fn segment_blocks(k: u32) -> u32 {
 
 /// `a / b`; 0 for `b = 0`, which no launch has: a kernel cannot panic.
 const fn divide(a: u32, b: u32) -> u32 {
-    if b == 0 { 0 } else { a / b }
+    match a.checked_div(b) {
+        Some(quotient) => quotient,
+        None => 0,
+    }
 }
 
 /// The work of block `index` of a product of `tiles_m x tiles_n` tiles, `index < splits * tiles_m * tiles_n`.

@@ -1,11 +1,11 @@
 //! One unit of work of the Hopper grouped GEMM. The host writes a list of them for every block of the launch.
 
-/// What an [`Item`] is.
+/// What an [`Item`] is, in the order of a list.
 pub mod item_kind {
-    /// A whole output tile.
-    pub const WHOLE: u32 = 0;
     /// A K range of a tile: its sums are parked in the workspace.
-    pub const PART: u32 = 1;
+    pub const PART: u32 = 0;
+    /// A whole output tile.
+    pub const WHOLE: u32 = 1;
     /// The first K range of a tile: keeps its sums in registers, adds the tile's parts when they are there, writes the tile.
     pub const OWNER: u32 = 2;
     /// Some columns of a tile whose K ranges are all parts: adds them in order and writes the columns.

@@ -90,6 +90,6 @@ mod tests {
         assert_eq!(unpack(d), (0x3fff0, 8192, 1024, 1));
         assert_eq!(d & !(1 << 62 | 0x3fff << 32 | 0x3fff << 16 | 0x3fff), 0);
         // The last stage's last step still fits the 14-bit start field.
-        assert!(crate::config::wgmma::SMEM_BYTES + 1024 < 1 << 18);
+        const { assert!(crate::config::wgmma::SMEM_BYTES + 1024 < 1 << 18) };
     }
 }

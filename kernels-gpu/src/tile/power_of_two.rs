@@ -2,7 +2,7 @@
 
 /// `(a, b)` with `a * b = 2^exponent`, both normal: `x * a * b` then over- or underflows only if `x * 2^exponent` does, because the
 /// intermediate lies between `x` and the result. Exponents are clamped to -252..=252: beyond, the product of any `x` with
-/// 2^-124 <= |x| < 2^103 is infinite or zero either way.
+/// 2^-124 <= |x| < 2^102 is infinite or zero either way.
 #[inline(always)]
 pub const fn power_of_two_halves(exponent: i32) -> (f32, f32) {
     let exponent = if exponent < -252 {

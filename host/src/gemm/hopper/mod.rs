@@ -3,7 +3,8 @@
 //! Pure: made from shapes and the number of SMs alone. The launch fills in addresses: it encodes [`HopperPlan::tensor_maps`], copies
 //! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (a memset before the kernel: any content of the
 //! workspace is then fine, even after a launch that was cut off, and the kernel need not clean up) and launches `num_blocks` blocks of
-//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory.
+//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory. Tensors, items and workspace start on
+//! 16-byte boundaries (items on 64).
 
 use attn_backward_kernels::config::wgmma::{SLOT_FLOATS, TILE_K, TILE_M};
 use attn_backward_kernels::params::{MAX_PRODUCTS, MAX_SEGMENTS, Major, OutputType};
@@ -82,8 +83,7 @@ impl HopperPlan {
         let c_type = |product: usize| products[product].c_type;
         let (runs, num_items) = schedule::runs(&groups, c_type);
         let mut lists = Lists::new(products, &groups, num_sms);
-        let times =
-            schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
+        let times = schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
         let mut items = vec![Item::END; num_sms * items_per_block];
@@ -226,12 +226,8 @@ impl Lists {
                 parts,
                 ..Item::END
             };
-            let items = GroupItems {
-                common,
-                tiles: group.tiles(),
-                first_slot: places.slots,
-                first_counter: places.counters,
-            };
+            let items =
+                GroupItems { common, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
             if parts > 0 {
                 places.slots += group.len() * slots_per_tile(&common);
                 places.counters += group.len();

@@ -160,12 +160,7 @@ pub fn play(
 }
 
 /// Deals the reduce items of all groups that need them, about one for each block.
-fn reduce(
-    groups: &[TileGroup],
-    parts_done: &[Vec<u64>],
-    clock: &mut [u64],
-    emit: &mut impl FnMut(usize, Scheduled),
-) {
+fn reduce(groups: &[TileGroup], parts_done: &[Vec<u64>], clock: &mut [u64], emit: &mut impl FnMut(usize, Scheduled)) {
     let reduced = |group: &&TileGroup| matches!(group.split, KSplit::Parts(_));
     let total: usize = groups.iter().filter(reduced).map(|g| g.len() * (g.width / 8) as usize).sum();
     if total == 0 {

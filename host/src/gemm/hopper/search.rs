@@ -7,44 +7,67 @@ use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
 use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use std::collections::BTreeSet;
 
-use super::schedule::{Times, lower_bound_ns, play, runs};
+use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
 /// Items that a search may play: about 10 ms.
-const MAX_ITEMS_PLAYED: usize = 300_000;
+const MAX_ITEMS_PLAYED: usize = 250_000;
 /// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
 const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
 /// Up to this n all ways to cut it into tile widths are tried.
 const MAX_N_FOR_ALL_WIDTHS: usize = 2048;
+
+/// Owner cuts of the deepest products that the search also starts from: a part is `k_blocks / share` deep.
+const START_CUTS: [(u32, u32); 2] = [(3, 1), (4, 2)];
+/// A cut along K must win this share of the makespan: it takes workspace, and real waits are longer than the model's.
+const LEAST_GAIN_OF_A_CUT: u64 = 200;
+
+/// Which products a round of the descent fits first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    DeepestFirst,
+    DeepestLast,
+}
+
+/// Whether `tiling` has 256-wide tiles whose owner leaves `parts` parts of about `k_blocks / share`.
+fn is_cut(tiling: &Tiling, k_blocks: u32, share: u32, parts: u32) -> bool {
+    let KSplit::Owner { part_k_blocks, parts: found } = tiling.split else { return false };
+    let step = split_step(k_blocks);
+    tiling.widths[0] == 256 && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
+}
 
 /// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
 pub fn search(products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> {
     let mut search = Search { products, num_sms, played: 0 };
     let units = units(products);
     let options: Vec<Vec<Tiling>> = units.iter().map(|unit| search.options(&products[unit[0]])).collect();
-    // Starts that differ in all products at once, which one step of the descent cannot reach.
-    let starts = [256, 192, 128].map(|lead| {
+    let led_by = |lead| -> Vec<Tiling> {
         let narrower = |p: &ProductShape| Tiling { widths: widths_led_by(lead, p.n), ..Tiling::widest(p.n) };
-        products.iter().map(narrower).collect::<Vec<_>>()
-    });
+        products.iter().map(narrower).collect()
+    };
+    // What one step of the descent cannot reach: narrow tiles everywhere, and the deepest products cut before the others are fitted in.
+    let mut starts = vec![(led_by(256), Order::DeepestFirst)];
+    for cut in &options[0] {
+        if START_CUTS.iter().any(|(share, parts)| is_cut(cut, k_blocks(&products[units[0][0]]), *share, *parts)) {
+            let mut start = led_by(256);
+            for &product in &units[0] {
+                start[product] = cut.clone();
+            }
+            starts.push((start, Order::DeepestLast));
+        }
+    }
+    starts.extend([192, 128].map(|lead| (led_by(lead), Order::DeepestFirst)));
+
     let mut best: Option<(u64, Vec<Tiling>)> = None;
-    for start in starts {
+    for (start, order) in starts {
         let Some(score) = search.score(&start, u64::MAX) else { continue };
-        let found = search.descend(score, start, &units, &options);
+        let found = search.descend(score, start, order, &units, &options);
         if best.as_ref().is_none_or(|(score, _)| found.0 < *score) {
             best = Some(found);
         }
     }
     best.map(|(_, tilings)| tilings)
-}
-
-/// What the cost model says of a choice of tilings.
-pub fn evaluate(products: &[ProductShape], tilings: &[Tiling], num_sms: usize) -> Times {
-    let groups = groups(products, tilings);
-    let c_type = |product: usize| products[product].c_type;
-    let (runs, items) = runs(&groups, c_type);
-    play(&groups, (&runs, items), c_type, num_sms, |_, _| {})
 }
 
 /// The groups of all products.
@@ -84,21 +107,25 @@ impl Search<'_> {
         &mut self,
         mut score: u64,
         mut tilings: Vec<Tiling>,
+        order: Order,
         units: &[Vec<usize>],
         options: &[Vec<Tiling>],
     ) -> (u64, Vec<Tiling>) {
         loop {
             let before = score;
-            for (unit, options) in units.iter().zip(options) {
+            for i in 0..units.len() {
+                let i = if order == Order::DeepestFirst { i } else { units.len() - 1 - i };
+                let (unit, options) = (&units[i], &options[i]);
                 for option in options {
                     let mut next = tilings.clone();
                     for &product in unit {
                         next[product] = option.clone();
                     }
-                    if let Some(found) = self.score(&next, score) {
-                        if found < score {
-                            (score, tilings) = (found, next);
-                        }
+                    let least_gain = if option.split == KSplit::Whole { 0 } else { score / LEAST_GAIN_OF_A_CUT };
+                    if let Some(found) = self.score(&next, score - least_gain)
+                        && found < score - least_gain
+                    {
+                        (score, tilings) = (found, next);
                     }
                 }
             }
@@ -133,16 +160,23 @@ impl Search<'_> {
 
 /// Ways to cut `k_blocks`: an owner with up to four parts, or up to 12 parts and reduce items.
 fn splits(k_blocks: u32) -> Vec<KSplit> {
-    let step = k_blocks.div_ceil(30).max(1);
+    let step = split_step(k_blocks);
     let mut splits = Vec::new();
     for parts in 1..=4 {
         // A part costs 2 us whatever its depth; the owner's own range is at least about as long.
         let longest = k_blocks / (parts + 1) + step;
         splits.extend((4..=longest).step_by(step as usize).map(|part_k_blocks| KSplit::Owner { part_k_blocks, parts }));
     }
-    splits.extend([2, 3, 4, 5, 6, 8, 10, MAX_SPLITS].into_iter().filter(|parts| 2 * parts <= k_blocks).map(KSplit::Parts));
+    splits.extend(
+        [2, 3, 4, 5, 6, 8, 10, MAX_SPLITS].into_iter().filter(|parts| 2 * parts <= k_blocks).map(KSplit::Parts),
+    );
     splits.retain(|split| split.fits(k_blocks));
     splits
+}
+
+/// Difference of depth between the parts that are tried.
+fn split_step(k_blocks: u32) -> u32 {
+    k_blocks.div_ceil(30).max(1)
 }
 
 /// Indices of products that are cut alike: those of equal shape, in two halves; the deepest first.

@@ -1,0 +1,42 @@
+//! `gpu-test`: the tests that need a GPU, alone or under compute-sanitizer.
+
+use anyhow::Context;
+use clap::ValueEnum;
+
+use crate::process;
+
+/// Options of `gpu-test`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Run under compute-sanitizer; any finding is a failure. Slow: name the tests to run.
+    #[arg(long, value_name = "TOOL")]
+    sanitize: Option<Tool>,
+    /// Runs the tests whose name holds this text.
+    #[arg(default_value = "gpu")]
+    filter: String,
+}
+
+/// A tool of compute-sanitizer.
+#[derive(Clone, Copy, ValueEnum)]
+enum Tool {
+    /// Accesses out of bounds, misaligned, leaked.
+    Memcheck,
+    /// Races in shared memory.
+    Racecheck,
+    /// Barriers that not every thread reaches.
+    Synccheck,
+}
+
+/// Runs the tests one after another: they share one GPU.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut command = process::command("cargo", "test --release -p attn-backward-tests");
+    if let Some(tool) = arguments.sanitize {
+        let program = process::on_path("compute-sanitizer")
+            .or_else(|| process::in_toolkit("compute-sanitizer"))
+            .context("no compute-sanitizer on PATH or in CUDA_HOME: it comes with the CUDA toolkit (PyPI: nvidia-cuda-sanitizer-api)")?;
+        let tool = tool.to_possible_value().expect("no tool is hidden");
+        let runner = [&program.to_string_lossy(), "--tool", tool.get_name(), "--error-exitcode", "1"];
+        command.arg("--config").arg(format!("target.'cfg(all())'.runner = {runner:?}"));
+    }
+    process::run(command.args([&arguments.filter, "--", "--nocapture", "--test-threads", "1"]))
+}
