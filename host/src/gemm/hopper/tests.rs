@@ -254,7 +254,7 @@ fn promoted_lists_multiply_low_and_high_parts_as_the_formula_says() {
     let k_blocks = 16; // of a segment: 1000 / 64, rounded up
     for split in [KSplit::Whole, KSplit::Parts(7), KSplit::Owner { part_k_blocks: 5, parts: 3 }] {
         let plan = HopperPlan::with_tilings(Promoted, &[shape], vec![tiling(split)], 3);
-        let mut multiplied: HashMap<(u32, u32), Vec<([u32; 2], u32)>> = HashMap::new();
+        let mut multiplied: HashMap<_, Vec<_>> = HashMap::new();
         for item in plan.items().iter().filter(|item| item.k_blocks > 0 && item.kind != item_kind::REDUCE) {
             for block in item.k0 / 64..item.k0 / 64 + item.k_blocks {
                 let segment = block * 64 / item.segment_k;
