@@ -75,7 +75,11 @@ impl Backward {
         let weight_elements =
             (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
         let launches = [
-            (&self.gradients, config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms), config::SMEM_BYTES),
+            (
+                &self.gradients,
+                config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms),
+                config::SMEM_BYTES,
+            ),
             (&self.operands, config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
         ];
         for (kernel, blocks, shared_bytes) in launches {

@@ -108,14 +108,7 @@ impl Plan {
 
 /// The products, in the order of [`super::launch`]: dgrad and wgrad of the decoder, then dgrad and the two wgrads of the encoder.
 fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
-    let product = |m, n, k, a_major| ProductShape {
-        m,
-        n,
-        k,
-        num_segments: segments,
-        a_major,
-        c_type: OutputType::F32,
-    };
+    let product = |m, n, k, a_major| ProductShape { m, n, k, num_segments: segments, a_major, c_type: OutputType::F32 };
     let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
     let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
     [
@@ -129,8 +122,16 @@ fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { batch_size, seq_len_dec, seq_len_enc, num_heads, num_kv_heads, head_dim, hidden_size, cross_hidden_size } =
-            self.shape;
+        let Shape {
+            batch_size,
+            seq_len_dec,
+            seq_len_enc,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            hidden_size,
+            cross_hidden_size,
+        } = self.shape;
         writeln!(
             f,
             "operation B, {} precision, {}: batch {batch_size}, {seq_len_dec} decoder and {seq_len_enc} encoder tokens, {num_heads} heads \

@@ -6,8 +6,8 @@ use std::fmt;
 
 use attn_backward_kernels::params::{MAX_SEGMENTS, Major, OutputType};
 
-use crate::{Error, Target};
 use crate::gpu::ModuleKind;
+use crate::{Error, Target};
 
 mod grouped;
 pub mod hopper;

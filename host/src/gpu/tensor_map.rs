@@ -98,7 +98,13 @@ mod tests {
     #[test]
     fn arrays_must_agree_on_the_rank() {
         let dtype = TensorMapDtype::Bf16;
-        let tensor = |dims, outer_strides_bytes, box_dims| TiledTensor { address: 0, dtype, dims, outer_strides_bytes, box_dims };
+        let tensor = |dims, outer_strides_bytes, box_dims| TiledTensor {
+            address: 0,
+            dtype,
+            dims,
+            outer_strides_bytes,
+            box_dims,
+        };
         assert!(tensor(&[64, 8, 2], &[512, 64], &[64, 8, 1]).ranks_agree());
         assert!(tensor(&[64], &[], &[64]).ranks_agree());
         assert!(!tensor(&[64, 8], &[], &[64, 8]).ranks_agree());

@@ -2,13 +2,14 @@
 
 /// Threads of a block, all entries.
 pub const THREADS: u32 = 256;
-/// Blocks per SM of `cross_convert_gradients_*`: at most 64 registers a thread, 6 to 9 loads of 16 bytes in flight each.
-pub const GRADIENTS_BLOCKS_PER_SM: u32 = 4;
-/// Blocks per SM of `cross_convert_operands_*`: at most 40 registers a thread, 4 loads of 16 bytes in flight each.
-pub const OPERANDS_BLOCKS_PER_SM: u32 = 6;
+/// Blocks per SM of `cross_convert_gradients_*`: at most 80 registers a thread, 6 (decoder) or 10 (encoder) loads of 16
+/// bytes in flight each. With 4 blocks and 64 registers sm_90a spills.
+pub const GRADIENTS_BLOCKS_PER_SM: u32 = 3;
+/// Blocks per SM of `cross_convert_operands_*`: at most 48 registers a thread, 4 loads of 16 bytes in flight each.
+pub const OPERANDS_BLOCKS_PER_SM: u32 = 5;
 /// 16-byte pieces of a weight tensor that a block of `cross_convert_gradients_*` takes at once.
 pub const WEIGHT_TILE_PIECES: u32 = 8 * THREADS;
-/// Static shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
+/// Dynamic shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
 pub const SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
 
 /// Blocks of `cross_convert_gradients_*`: a block per token or weight tile, up to what the device holds at once.

@@ -23,7 +23,7 @@
 //! ```text
 //!  0..32  largest gradient magnitude of each warp        32..64  largest hidden-state magnitude of each warp
 //! ```
-//! Registers: at most 64 a thread (gradients), 40 (operands).
+//! Registers: at most 80 a thread (gradients), 48 (operands).
 //!
 //! Preconditions: as [`CrossConvertParams`] says; `maxima` filled with [`NO_MAXIMUM_BYTE`](crate::scale::NO_MAXIMUM_BYTE) before
 //! gradients, which has finished before operands starts.

@@ -9,7 +9,7 @@ use crate::scale;
 use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::{thread, warp};
 
-/// Loads that a thread has in flight.
+/// Loads that a thread has in flight; 8 run out of predicates, and ptxas then waits between them.
 const LOADS: usize = 4;
 const WARPS: u32 = THREADS / 32;
 
@@ -39,18 +39,20 @@ unsafe fn convert_rows<const PARTS: usize>(m: &Matrix, first: u32) -> u32 {
         while row < m.rows {
             let e = m.row_exponents.map_or(0, |e| e.wrapping_add(row as usize).read());
             let factors = power_of_two_halves(e - m.exponent);
-            let start = row as u64 * m.row_pieces as u64;
-            let mut base = 0;
-            while base < m.row_pieces {
-                let piece = |i: usize| base + lane + i as u32 * 32;
-                let v: [[f32; 4]; LOADS] = from_fn(|i| {
-                    let at = m.source.cast::<u8>().wrapping_add((start + piece(i) as u64) as usize * 16);
-                    ldg128_stream_or_zero(at, piece(i) < m.row_pieces)
-                });
+            // One address for each tensor and constant steps from it: addresses that ptxas cannot fold would cost loads in flight.
+            let mut at = row as usize * m.row_pieces as usize + lane as usize;
+            let mut piece = lane;
+            while piece - lane < m.row_pieces {
+                let source = m.source.cast::<u8>().wrapping_add(at * 16);
+                let out = m.out.map(|part| part.wrapping_add(at * 4));
+                let inside = |i: usize| piece + i as u32 * 32 < m.row_pieces;
+                let v: [[f32; 4]; LOADS] =
+                    from_fn(|i| ldg128_stream_or_zero(source.wrapping_add(i * 32 * 16), inside(i)));
                 for (i, v) in v.iter().enumerate() {
-                    store::<PARTS>(piece(i) < m.row_pieces, m.out, (start + piece(i) as u64) * 8, *v, factors);
+                    store::<PARTS>(inside(i), out, i as u64 * 32 * 8, *v, factors);
                 }
-                base += LOADS as u32 * 32;
+                at += LOADS * 32;
+                piece += LOADS as u32 * 32;
             }
             row += thread::grid_dim_x() * WARPS;
         }
