@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use attn_backward::gpu::{KernelParams, ptx};
 use attn_backward::{Region, WorkspaceLayout};
 use ndarray::{Array, Array2, Dimension, IntoDimension, s};
-pub use ptx_sim::Size;
 use ptx_sim::{Element, Memory, Module, Stats};
+pub use ptx_sim::{Options, Size};
 
 static MODULE: LazyLock<Option<Module>> = LazyLock::new(|| {
     let text = ptx::PORTABLE.ptx?;
@@ -45,15 +45,20 @@ impl Simulator {
         None
     }
 
-    /// Runs an entry.
+    /// Runs an entry with all checks.
     #[track_caller]
     pub fn launch<P: KernelParams>(&mut self, entry: &str, size: Size, params: &P) -> Stats {
+        self.launch_with(entry, size, params, Options::default())
+    }
+
+    /// Runs an entry.
+    #[track_caller]
+    pub fn launch_with<P: KernelParams>(&mut self, entry: &str, size: Size, params: &P, options: Options) -> Stats {
         let first = std::ptr::from_ref(params).cast::<u8>();
         // SAFETY: the bytes of a live value; a parameter struct has no padding, its `reserved` fields are where it would be.
         let bytes = unsafe { std::slice::from_raw_parts(first, size_of::<P>()) };
-        let Size { grid, block, shared_bytes } = size;
         self.module
-            .launch(entry, grid, block, shared_bytes, bytes, &mut self.memory)
+            .launch_with(entry, size, bytes, &mut self.memory, options)
             .unwrap_or_else(|error| panic!("{entry}: {error}"))
     }
 
@@ -94,11 +99,17 @@ impl Simulator {
 
     /// Copies an output whose rows are `pitch` elements apart; every element must have been written, and nothing between the rows.
     #[track_caller]
-    pub fn download_pitched<T: Element>(&self, address: u64, (rows, columns): (usize, usize), pitch: usize) -> Array2<T> {
+    pub fn download_pitched<T: Element>(
+        &self,
+        address: u64,
+        (rows, columns): (usize, usize),
+        pitch: usize,
+    ) -> Array2<T> {
         let mut matrix = Vec::with_capacity(rows * columns);
         for row in 0..rows {
             let start = address + (row * pitch * T::BYTES) as u64;
-            matrix.extend(self.memory.download::<T>(start, columns).unwrap_or_else(|error| panic!("row {row}: {error}")));
+            matrix
+                .extend(self.memory.download::<T>(start, columns).unwrap_or_else(|error| panic!("row {row}: {error}")));
             if row + 1 < rows {
                 let gap = start + (columns * T::BYTES) as u64;
                 self.assert_untouched(gap, (pitch - columns) * T::BYTES);

@@ -32,7 +32,8 @@ impl Case {
     /// Integers from -4 to 4.
     fn integers(seed: u64, shape: ProductShape) -> Case {
         let mut rng = random::stream(seed, 0, 0);
-        let mut matrix = |rows, columns| Array2::from_shape_simple_fn((rows, columns), || rng.random_range(-4..=4) as f32);
+        let mut matrix =
+            |rows, columns| Array2::from_shape_simple_fn((rows, columns), || rng.random_range(-4..=4) as f32);
         let a = (0..shape.num_segments).map(|_| matrix(shape.m, shape.k)).collect();
         let b = (0..shape.num_segments).map(|_| matrix(shape.k, shape.n)).collect();
         Case { shape, a, b, row_exponents: None, exponent: None, gap: 8 }
@@ -151,7 +152,11 @@ fn products_without_rows_columns_or_depth_are_empty_or_zero() {
             shape(9, 8, 8, 1, Major::K, f32),
         ];
         assert_exact(operands, &shapes.map(|shape| Case::integers(1, shape)), H200_SMS);
-        assert_exact(operands, &shapes[..2].iter().map(|shape| Case::integers(1, *shape)).collect::<Vec<_>>(), H200_SMS);
+        assert_exact(
+            operands,
+            &shapes[..2].iter().map(|shape| Case::integers(1, *shape)).collect::<Vec<_>>(),
+            H200_SMS,
+        );
     }
 }
 
@@ -272,7 +277,7 @@ fn shapes() -> impl Strategy<Value = Vec<ProductShape>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 6, max_shrink_iters: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn any_group_of_products_is_exact(

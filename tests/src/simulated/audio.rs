@@ -212,8 +212,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target) -> Gradie
     let grad_output = gpu.upload(&inputs.grad_output);
     let hidden_states = gpu.upload(&inputs.hidden_states);
     let weights = [&inputs.q_weight, &inputs.k_weight, &inputs.v_weight].map(|weight| gpu.upload(weight));
-    let [q_weight, k_weight, v_weight, out_weight] =
-        std::array::from_fn(|_| gpu.output(2 * d_model * d_model));
+    let [q_weight, k_weight, v_weight, out_weight] = std::array::from_fn(|_| gpu.output(2 * d_model * d_model));
     let grad_weights = [q_weight, k_weight, v_weight, out_weight];
     let grad_biases: [u64; 4] = std::array::from_fn(|_| gpu.output(2 * d_model));
     let grad_hidden_states = gpu.output(2 * shape.total_seq_len * d_model);

@@ -112,9 +112,8 @@ pub fn convert(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targe
         lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
     };
     let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
-    let four = |address: u64| -> [i32; 4] {
-        gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements")
-    };
+    let four =
+        |address: u64| -> [i32; 4] { gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements") };
     let none = i32::from_ne_bytes([NO_MAXIMUM_BYTE; 4]);
     Operands {
         dq: operand(converted.dq, rows_dec, shape.q_out_dim()),
