@@ -5,4 +5,5 @@ pub mod device;
 pub mod examples;
 pub mod plain_bf16;
 pub mod sparse_queries;
+pub mod simulated;
 pub mod strategies;
