@@ -145,3 +145,42 @@ impl fmt::Display for Plan {
         write!(f, "{}", self.layout)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::ModuleKind;
+
+    fn shape(seq_len_dec: usize, seq_len_enc: usize) -> Shape {
+        Shape {
+            batch_size: 3,
+            seq_len_dec,
+            seq_len_enc,
+            num_heads: 16,
+            num_kv_heads: 4,
+            head_dim: 256,
+            hidden_size: 1536,
+            cross_hidden_size: 1024,
+        }
+    }
+
+    #[test]
+    fn low_parts_lie_behind_the_high_ones_where_one_tensor_map_covers_both() {
+        for (dec, enc) in [(1, 1), (211, 373), (100_003, 349_527)] {
+            let plan = Plan::new(&shape(dec, enc), Precision::High, &Target::h200(ModuleKind::Hopper)).unwrap();
+            let Regions { dq, dkv, x_dec, x_enc, wq, wkv, .. } = plan.regions;
+            for [high, low] in [dq, dkv, x_dec, x_enc, wq, wkv] {
+                let distance = low.offset - high.offset;
+                assert!(distance >= high.bytes && distance.is_multiple_of(16) && distance < 1 << 40);
+                assert_eq!(low.bytes, high.bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn fast_has_no_low_parts() {
+        let plan = Plan::new(&shape(211, 373), Precision::Fast, &Target::h200(ModuleKind::Hopper)).unwrap();
+        let Regions { dq, dkv, x_dec, x_enc, wq, wkv, .. } = plan.regions;
+        assert!([dq, dkv, x_dec, x_enc, wq, wkv].iter().all(|[high, low]| high.bytes > 0 && low.bytes == 0));
+    }
+}
