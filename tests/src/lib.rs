@@ -4,6 +4,6 @@ pub mod assertions;
 pub mod device;
 pub mod examples;
 pub mod plain_bf16;
-pub mod sparse_queries;
 pub mod simulated;
+pub mod sparse_queries;
 pub mod strategies;

@@ -8,9 +8,9 @@ pub mod audio;
 pub mod cross;
 pub mod gemm;
 
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 use attn_backward::gpu::{KernelParams, ptx};
 use attn_backward::{Region, WorkspaceLayout};
@@ -23,8 +23,8 @@ static MODULE: LazyLock<Option<Module>> = LazyLock::new(|| {
     Some(Module::parse(text).unwrap_or_else(|error| panic!("the portable module: {error}")))
 });
 
-/// Tests of this process that found no PTX.
-static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+/// Tests of this process that found no PTX, by name.
+static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A GPU with the portable module and no data. A panic tells of everything that goes wrong in it.
 pub struct Simulator {
@@ -38,10 +38,12 @@ impl Simulator {
         if let Some(module) = MODULE.as_ref() {
             return Some(Simulator { module, memory: Memory::new() });
         }
-        let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        // If stderr is closed there is nobody to tell.
-        _ = writeln!(std::io::stderr(), "SKIPPED {test} ({count} so far in this program): {}", ptx::MISSING);
+        let mut skipped = SKIPPED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if skipped.insert(test.clone()) {
+            // If stderr is closed there is nobody to tell.
+            _ = writeln!(std::io::stderr(), "SKIPPED {test}, test {} without PTX: {}", skipped.len(), ptx::MISSING);
+        }
         None
     }
 

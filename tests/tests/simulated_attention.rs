@@ -71,11 +71,9 @@ type Part = (&'static str, Array2<f32>, Array2<f64>);
 
 fn parts(outputs: &Attention<bf16, f32>, reference: &Attention<f64, f64>) -> [Vec<Part>; 5] {
     let d_model = reference.o.ncols();
-    let dqkv =
-        |name, i| (name, columns(&outputs.dqkv, i * d_model, d_model), columns(&reference.dqkv, i * d_model, d_model));
     let dqkv = |name, i: usize| -> Part {
-        let (name, out, reference) = dqkv(name, i);
-        (name, out.mapv(f32::from), reference)
+        let out = columns(&outputs.dqkv, i * d_model, d_model);
+        (name, out.mapv(f32::from), columns(&reference.dqkv, i * d_model, d_model))
     };
     let sums = |name, i: usize| -> Part {
         (name, columns(&outputs.sums, i * d_model, d_model), columns(&reference.sums, i * d_model, d_model))

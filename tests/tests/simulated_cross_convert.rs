@@ -183,6 +183,38 @@ fn operation_b_matches_its_reference(inputs: &Inputs, target: &Target) {
     }
 }
 
+/// All of operation B, element by element: the error of a sum is at most this share of the sum of its terms' magnitudes. `2u + u^2` of
+/// `cross::scales` with `u = 2^-11` or `2^-22`, a little for what it adds relative to the largest terms, and as much again in `High` for
+/// the fp32 sums.
+#[track_caller]
+fn operation_b_keeps_the_bound_of_every_element(inputs: &Inputs, target: &Target) {
+    let expected = reference::backward(inputs).unwrap();
+    let mut magnitudes = inputs.clone();
+    magnitudes.grad_query_states.mapv_inplace(f32::abs);
+    magnitudes.grad_key_states.mapv_inplace(f32::abs);
+    magnitudes.grad_value_states.mapv_inplace(f32::abs);
+    magnitudes.decoder_hidden_states.mapv_inplace(f32::abs);
+    magnitudes.encoder_hidden_states.mapv_inplace(f32::abs);
+    magnitudes.q_weight.mapv_inplace(f32::abs);
+    magnitudes.k_weight.mapv_inplace(f32::abs);
+    magnitudes.v_weight.mapv_inplace(f32::abs);
+    let magnitudes = reference::backward(&magnitudes).unwrap();
+    for (precision, share) in [(Precision::Fast, 1.01 * 2f64.powi(-10)), (Precision::High, 2f64.powi(-20))] {
+        let Some(mut gpu) = Simulator::new() else { return };
+        let found = backward(&mut gpu, inputs, precision, target);
+        let tensors = found.tensors().into_iter().zip(expected.tensors()).zip(magnitudes.tensors());
+        for (((name, found), (_, expected)), (_, magnitudes)) in tensors {
+            for ((found, expected), magnitude) in found.iter().zip(expected).zip(magnitudes) {
+                let error = (f64::from(*found) - expected).abs();
+                assert!(
+                    error <= share * magnitude,
+                    "{precision}, {name}: {found} for {expected}, magnitude {magnitude}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn operation_b_equals_its_reference_for_gqa_maps_and_head_dims() {
     for (num_heads, num_kv_heads, head_dim) in [(8, 2, 64), (16, 2, 64), (4, 4, 128), (4, 1, 256)] {
@@ -301,6 +333,6 @@ proptest! {
 
     #[test]
     fn operation_b_equals_its_reference_for_any_shape(shape in shapes(), seed in any::<u64>()) {
-        operation_b_matches_its_reference(&cross_inputs(seed, shape), &TARGET);
+        operation_b_keeps_the_bound_of_every_element(&cross_inputs(seed, shape), &TARGET);
     }
 }

@@ -182,10 +182,10 @@ fn split_products_equal_whole_ones() {
 
 #[test]
 fn scales_are_exact_up_to_the_ends_of_f32_and_clamped_beyond() {
-    for operands in ENTRIES {
+    for (operands, c_type) in ENTRIES.into_iter().flat_map(|o| c_types(o).iter().map(move |c_type| (o, *c_type))) {
         for splits in [false, true] {
             let k = if splits { 2048 } else { 72 };
-            let mut case = Case::integers(4, shape(67, 24, k, 1, Major::K, OutputType::F32));
+            let mut case = Case::integers(4, shape(67, 24, k, 1, Major::K, c_type));
             assert_eq!(plan(operands, std::slice::from_ref(&case), H200_SMS).products()[0].splits > 1, splits);
             case.row_exponents = Some((0..67).map(|row| 8 * (row - 33)).collect());
             for exponent in [None, Some(0), Some(-100), Some(90), Some(1000), Some(-1000)] {
