@@ -140,10 +140,10 @@ fn one_decoder_token_gives_a_rank_one_weight_gradient() {
         each_mode(gpu, |mode, precision, run| {
             let found = run(&inputs).grad_q_weight.mapv(f64::from);
             assert!(norm(&expected - &found) <= promised(precision) * norm(expected.iter().copied()), "{mode}");
-            // All 2x2 minors vanish up to the operands' rounding, which a product of two numbers shows in full.
+            // A product of two rounded numbers still has rank one: 2x2 minors vanish but for the last bits of four fp32 sums of three.
             for (i, j) in [(0, 0), (7, 50), (254, 93)] {
                 let minor = found[[i, j]] * found[[i + 1, j + 1]] - found[[i, j + 1]] * found[[i + 1, j]];
-                assert!(minor.abs() <= 1e-6 * (found[[i, j]] * found[[i + 1, j + 1]]).abs(), "{mode}");
+                assert!(minor.abs() <= 4e-6 * (found[[i, j]] * found[[i + 1, j + 1]]).abs(), "{mode}");
             }
         });
     });
