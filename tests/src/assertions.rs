@@ -47,7 +47,8 @@ pub fn bits(gradients: &audio::Gradients) -> Vec<Vec<u16>> {
     gradients.tensors().iter().map(|(_, tensor)| tensor.iter().map(|x| bf16::to_bits(*x)).collect()).collect()
 }
 
-/// Normwise error that two roundings to bf16 explain: of an operand (dQ, dK, dV or O) and of the result, 1.5e-3 each, and half as much again.
+/// Normwise error that two roundings to bf16 explain: of an operand (dQ, dK, dV or O) and of the result, 1.7e-3 each and 2.4e-3 together,
+/// with room for small tensors (2.65e-3 seen with exact arithmetic otherwise).
 const TWICE_ROUNDED: f64 = 3.3e-3;
 
 /// Noise that fp32 arithmetic and split bf16 operands leave where the reference cancels, as a share of the rms of grad_hidden_states.

@@ -12,8 +12,11 @@ use attn_backward::gpu::{Gpu, GpuError, ModuleKind};
 /// Set to 1 where a GPU must be there: a test that finds none then fails instead of being skipped.
 pub const REQUIRE_GPU: &str = "ATTN_BACKWARD_REQUIRE_GPU";
 
-/// How long a test may hold the GPU. A kernel that never ends cannot be stopped: the whole program is.
-const HANG_AFTER: Duration = Duration::from_secs(110);
+/// Seconds that a test may take, where tools such as compute-sanitizer slow it down. A kernel that never ends cannot be stopped: the whole
+/// program is.
+pub const HANG_AFTER_SECONDS: &str = "ATTN_BACKWARD_HANG_AFTER_SECONDS";
+
+const DEFAULT_HANG_AFTER_SECONDS: u64 = 110;
 
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
@@ -105,9 +108,11 @@ fn open() -> Option<TestGpu> {
 /// Runs `body`, and ends the program if it takes so long that a kernel must hang.
 fn ending_in_time(test: &'static str, body: impl FnOnce()) {
     let (done, waiting) = channel::<()>();
+    let seconds = std::env::var(HANG_AFTER_SECONDS).ok().and_then(|seconds| seconds.parse().ok());
+    let seconds = seconds.unwrap_or(DEFAULT_HANG_AFTER_SECONDS);
     std::thread::spawn(move || {
-        if waiting.recv_timeout(HANG_AFTER) == Err(RecvTimeoutError::Timeout) {
-            say(&format!("HANGS: {test} did not end within {} s", HANG_AFTER.as_secs()));
+        if waiting.recv_timeout(Duration::from_secs(seconds)) == Err(RecvTimeoutError::Timeout) {
+            say(&format!("HANGS: {test} did not end within {seconds} s"));
             std::process::exit(101);
         }
     });

@@ -99,5 +99,8 @@ fn modules_carry_the_hash_of_the_sources_they_were_made_from() {
 
 #[test]
 fn module_names_are_those_of_the_options() {
-    assert_eq!((ModuleKind::Portable.to_string(), ModuleKind::Hopper.to_string()), ("portable".into(), "hopper".into()));
+    assert_eq!(
+        (ModuleKind::Portable.to_string(), ModuleKind::Hopper.to_string()),
+        ("portable".into(), "hopper".into())
+    );
 }

@@ -48,7 +48,9 @@ fn many_tiny_chunks_equal_the_reference() {
 #[test]
 fn short_and_long_chunks_together_equal_the_reference() {
     on_gpu(|gpu| {
-        for (num_heads, chunk_lens) in [(1, &[1, 700, 0, 3, 128, 129, 64][..]), (3, &[300, 8, 8, 8]), (5, &[65, 66, 67])] {
+        for (num_heads, chunk_lens) in
+            [(1, &[1, 700, 0, 3, 128, 129, 64][..]), (3, &[300, 8, 8, 8]), (5, &[65, 66, 67])]
+        {
             assert_matches_the_reference(gpu, &audio_of(4, num_heads, cu_seqlens_of(chunk_lens, 9)));
         }
     });
@@ -97,7 +99,11 @@ fn padding_rows_get_zero_and_reach_nothing_whatever_they_hold() {
             for garbage in [bf16::NAN, bf16::INFINITY, bf16::MAX] {
                 let mut inputs = plain.clone();
                 fill_rows_from(&mut inputs, end, garbage);
-                assert_eq!(bits(&audio_backward(&gpu.gpu, module, &inputs)), bits(&expected), "{chunk_lens:?}, {garbage}");
+                assert_eq!(
+                    bits(&audio_backward(&gpu.gpu, module, &inputs)),
+                    bits(&expected),
+                    "{chunk_lens:?}, {garbage}"
+                );
             }
             let without = one_padding_less(&plain, end);
             let alone = audio_backward(&gpu.gpu, module, &without);
@@ -380,4 +386,25 @@ fn bad_offsets_are_named_and_the_next_call_works() {
         assert!(matches!(error, Error::Shape { .. }), "{error}");
         assert_matches_the_reference(gpu, &inputs);
     });
+}
+
+/// What the CPU gives, which is nearer to the reference than a GPU need be, with every element of grad_k_weight times `factor`.
+fn gradients_with_a_fault(factor: f32) -> (audio::Gradients, audio::Gradients<f64>) {
+    let inputs = audio_of(24, 2, cu_seqlens_of(&[20, 0, 100, 1], 3));
+    let mut gradients = audio::cpu::backward(&inputs).unwrap();
+    gradients.grad_k_weight.mapv_inplace(|x| bf16::from_f32(factor * x.to_f32()));
+    (gradients, audio::reference::backward(&inputs).unwrap())
+}
+
+#[test]
+fn the_comparison_accepts_what_is_right() {
+    let (gradients, reference) = gradients_with_a_fault(1.0);
+    assert_audio(&gradients, &reference);
+}
+
+#[test]
+#[should_panic(expected = "grad_k_weight")]
+fn the_comparison_refuses_a_fault_of_one_percent() {
+    let (gradients, reference) = gradients_with_a_fault(1.01);
+    assert_audio(&gradients, &reference);
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-/// Set in a child; the tests that only a child runs return at once without it.
+/// Set in a child. The tests that are a child's part (`child_..`) return at once where it is not set.
 const CHILD: &str = "ATTN_BACKWARD_TEST_CHILD";
 
 /// Whether this process is a child.
@@ -10,10 +10,10 @@ pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Runs the ignored test `test` in a new process.
+/// Runs the test `test` alone in a new process.
 pub fn run(test: &str) -> Output {
     let program = std::env::current_exe().expect("the path of this program");
-    let arguments = ["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"];
+    let arguments = ["--exact", test, "--nocapture", "--test-threads", "1"];
     Command::new(program).args(arguments).env(CHILD, "1").output().expect("a child process")
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use attn_backward::gpu::{CurrentContext, Gpu};
+use attn_backward::gpu::{CurrentContext, Gpu, Stream};
 
 unsafe extern "C" {
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
@@ -24,6 +24,12 @@ fn current(gpu: &Gpu) -> CurrentContext {
     gpu.make_current().unwrap()
 }
 
+/// Waits for the default stream, on which the driver's own copies and fills may still run when the call returns. Not for the whole context:
+/// another test may be capturing one of its streams.
+fn wait(gpu: &Gpu) {
+    Stream::legacy_default(gpu).synchronize().unwrap();
+}
+
 /// Values of type `T` in memory that the library knows nothing of, every byte the same at first.
 pub struct Memory<T> {
     address: u64,
@@ -40,10 +46,9 @@ impl<T: bytemuck::Pod> Memory<T> {
         // SAFETY: the driver stores an address in the place passed, and the memory set is what it allocated.
         unsafe {
             check(cuMemAlloc_v2(&mut address, bytes.max(1)));
-            check(cuMemsetD8_v2(address, byte, bytes));
+            check(cuMemsetD8_v2(address, byte, bytes.max(1)));
         }
-        // The driver's memset need not have ended when it returns.
-        gpu.synchronize().unwrap();
+        wait(gpu);
         Memory { address, len, gpu: gpu.clone(), _values: PhantomData }
     }
 
@@ -60,11 +65,14 @@ impl<T: bytemuck::Pod> Memory<T> {
     /// Replaces the values from index `first` on.
     pub fn write(&mut self, first: usize, values: &[T]) {
         assert!(first + values.len() <= self.len);
+        if values.is_empty() {
+            return;
+        }
         let _current = current(&self.gpu);
         let to = self.address + (first * size_of::<T>()) as u64;
         // SAFETY: both sides hold the bytes.
         check(unsafe { cuMemcpyHtoD_v2(to, values.as_ptr().cast(), size_of_val(values)) });
-        self.gpu.synchronize().unwrap();
+        wait(&self.gpu);
     }
 
     /// The values in `range`.
@@ -72,6 +80,9 @@ impl<T: bytemuck::Pod> Memory<T> {
         assert!(range.end <= self.len);
         let _current = current(&self.gpu);
         let mut values = vec![T::zeroed(); range.len()];
+        if values.is_empty() {
+            return values;
+        }
         let from = self.address + (range.start * size_of::<T>()) as u64;
         // SAFETY: both sides hold the bytes, and any bits are a value.
         check(unsafe { cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), from, size_of_val(values.as_slice())) });

@@ -87,17 +87,14 @@ fn memory_that_the_gpu_does_not_have_is_named() {
     on_gpu(|gpu| {
         let bytes = 2 * gpu.gpu.properties().total_memory_bytes as u64;
         let error = Workspace::allocate(&gpu.gpu, bytes).unwrap_err();
-        assert!(
-            matches!(&error, Error::Gpu(GpuError::OutOfMemory { what, .. }) if what == "the workspace"),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Gpu(GpuError::OutOfMemory { what, .. }) if what == "the workspace"), "{error}");
     });
 }
 
 #[test]
 fn a_fault_of_the_device_is_an_error_and_the_process_ends_normally() {
     on_each_module(|_, module| {
-        let output = child::run(&format!("errors::fault_in_the_{module}_module"));
+        let output = child::run(&format!("errors::child_faults_in_the_{module}_module"));
         let printed = child::printed(&output);
         assert!(output.status.success() && !printed.contains("panicked"), "{printed}");
         for line in ["reported: ", "a kernel faulted", "everything is dropped"] {
@@ -107,14 +104,12 @@ fn a_fault_of_the_device_is_an_error_and_the_process_ends_normally() {
 }
 
 #[test]
-#[ignore = "a child of a_fault_of_the_device_is_an_error_and_the_process_ends_normally"]
-fn fault_in_the_portable_module() {
+fn child_faults_in_the_portable_module() {
     fault_in(ModuleKind::Portable);
 }
 
 #[test]
-#[ignore = "a child of a_fault_of_the_device_is_an_error_and_the_process_ends_normally"]
-fn fault_in_the_hopper_module() {
+fn child_faults_in_the_hopper_module() {
     fault_in(ModuleKind::Hopper);
 }
 

@@ -274,12 +274,7 @@ pub fn audio_backward_on(gpu: &Gpu, target: &Target, inputs: &audio::Inputs) -> 
 
 /// Gradients of operation B.
 #[track_caller]
-pub fn cross_backward(
-    gpu: &Gpu,
-    module: ModuleKind,
-    inputs: &cross::Inputs,
-    precision: Precision,
-) -> cross::Gradients {
+pub fn cross_backward(gpu: &Gpu, module: ModuleKind, inputs: &cross::Inputs, precision: Precision) -> cross::Gradients {
     let shape = inputs.shape().expect("inputs that fit");
     let plan = cross::Plan::new(&shape, precision, &Target::of(gpu, module)).expect("a plan");
     assert_eq!(plan.precision(), precision);

@@ -262,4 +262,3 @@ fn assert_zero<T: bytemuck::Pod + num_traits::Zero>(memory: &Memory<T>, range: R
         assert_eq!(at.map(|at| first + at), None, "an element that must be zero");
     }
 }
-

@@ -12,5 +12,6 @@ mod driver;
 mod errors;
 mod guarded;
 mod large;
+mod properties;
 mod streams;
 mod suite;

@@ -25,8 +25,7 @@ fn threads_that_share_an_operation_do_not_disturb_each_other() {
                 scope.spawn(move || {
                     let stream = Stream::new(&gpu.gpu).unwrap();
                     let tensors = audio_tensors::Inputs::upload(&gpu.gpu, inputs);
-                    let outputs =
-                        audio_tensors::Outputs::new(&gpu.gpu, &shape, operation.plan().workspace().bytes());
+                    let outputs = audio_tensors::Outputs::new(&gpu.gpu, &shape, operation.plan().workspace().bytes());
                     for _ in 0..20 {
                         let workspace = &mut outputs.workspace();
                         operation.run(&stream, &tensors.views(), &mut outputs.views(), workspace).unwrap();
@@ -49,8 +48,7 @@ fn streams_of_one_thread_do_not_disturb_each_other() {
         let runs: Vec<_> = (0..4)
             .map(|seed| {
                 let inputs = cross_of(seed, shape);
-                let expected =
-                    cross_tensors::bits(&cross_backward(&gpu.gpu, module, &inputs, Precision::Fast));
+                let expected = cross_tensors::bits(&cross_backward(&gpu.gpu, module, &inputs, Precision::Fast));
                 let tensors = cross_tensors::Inputs::upload(&gpu.gpu, &inputs);
                 let outputs = cross_tensors::Outputs::new(&gpu.gpu, &shape, bytes);
                 (Stream::new(&gpu.gpu).unwrap(), tensors, outputs, expected)
