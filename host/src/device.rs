@@ -76,7 +76,9 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
-            Device::Gpu { gpu, module } => write!(f, "cuda:{} ({}, {module} module)", gpu.index(), gpu.properties().name),
+            Device::Gpu { gpu, module } => {
+                write!(f, "cuda:{} ({}, {module} module)", gpu.index(), gpu.properties().name)
+            }
         }
     }
 }

@@ -60,7 +60,9 @@ pub enum Error {
         supported: String,
     },
     /// A result that was to be timed differs from the reference.
-    #[error("{case}: {gradient} is wrong ({matched_ratio:.4} of its elements match, {needed} needed), and wrong results are not timed")]
+    #[error(
+        "{case}: {gradient} is wrong ({matched_ratio:.4} of its elements match, {needed} needed), and wrong results are not timed"
+    )]
     WrongResult {
         /// Name of the case.
         case: String,

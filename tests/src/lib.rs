@@ -4,5 +4,6 @@ pub mod assertions;
 pub mod device;
 pub mod examples;
 pub mod plain_bf16;
+pub mod simulated;
 pub mod sparse_queries;
 pub mod strategies;

@@ -75,7 +75,7 @@ impl Backward {
         let products = self.gradient_products(inputs, gradients, workspace);
         let products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
 
-        // SAFETY (of all launches): the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
+        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
         // work, and each launch reads what those before it on the stream wrote.
         unsafe {
             self.d_attn_gemm.launch(stream, &d_attn)?;

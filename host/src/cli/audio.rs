@@ -36,11 +36,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     let device = device::open(args.device, args.module)?;
     let gradients = audio::backward(&device, &inputs)?;
-    file::write_audio_gradients(
-        &args.output,
-        &gradients,
-        &Provenance { device: device.to_string(), precision: None },
-    )?;
+    file::write_audio_gradients(&args.output, &gradients, &Provenance { device: device.to_string(), precision: None })?;
     println!("{}: 9 gradients of operation A, computed on {device}", args.output.display());
     Ok(ExitCode::SUCCESS)
 }

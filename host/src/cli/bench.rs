@@ -112,8 +112,7 @@ fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {
             require(&case.name, &found.tensors(), &reference.tensors(), &case.tolerance)?;
             let views = (buffers.views()?, gradients.views()?);
             let (inputs, mut outputs) = views;
-            let graph =
-                Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
+            let graph = Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
             sets.push((buffers, graph));
         }
         let times = time_sets(&stream, args.runs, &mut l2, &mut sets)?;
@@ -133,7 +132,8 @@ fn bench_cross(args: &Args, device: &Device, precision: Precision) -> Result<Vec
     let mut l2 = L2Flush::new(gpu)?;
     let mut rows = Vec::new();
     for case in &cases {
-        let operation = cross::Backward::new(gpu, cross::Plan::new(&case.shape, precision, &Target::of(gpu, *module))?)?;
+        let operation =
+            cross::Backward::new(gpu, cross::Plan::new(&case.shape, precision, &Target::of(gpu, *module))?)?;
         let mut gradients = cross::GradientBuffers::allocate(gpu, &stream, &case.shape)?;
         let mut workspace = Workspace::allocate(gpu, operation.plan().workspace().bytes())?;
         let mut sets = Vec::new();
@@ -145,8 +145,7 @@ fn bench_cross(args: &Args, device: &Device, precision: Precision) -> Result<Vec
             let reference = cross::reference::backward(&inputs)?;
             require(&case.name, &found.tensors(), &reference.tensors(), &case.tolerance)?;
             let (inputs, mut outputs) = (buffers.views()?, gradients.views()?);
-            let graph =
-                Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
+            let graph = Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
             sets.push((buffers, graph));
         }
         let times = time_sets(&stream, args.runs, &mut l2, &mut sets)?;
@@ -179,12 +178,7 @@ fn require<T: num_traits::AsPrimitive<f64> + Sync>(
 }
 
 /// Times of the sets' graphs, launched in turn; a few more runs warm up.
-fn time_sets<B>(
-    stream: &Stream,
-    runs: u32,
-    l2: &mut L2Flush,
-    sets: &mut [(B, Graph)],
-) -> Result<Vec<f32>, Error> {
+fn time_sets<B>(stream: &Stream, runs: u32, l2: &mut L2Flush, sets: &mut [(B, Graph)]) -> Result<Vec<f32>, Error> {
     const WARM_UP: usize = 3;
     let mut next = 0;
     let times = time_us(stream, WARM_UP + runs as usize, l2, || {

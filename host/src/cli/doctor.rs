@@ -38,7 +38,10 @@ pub fn run(_args: &Args) -> Result<ExitCode, Error> {
                 table.add_row(["driver lacks".to_string(), missing.join(" ")]);
             }
             if count == 0 {
-                table.add_row(["gpu".to_string(), "the driver sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES".into()]);
+                table.add_row([
+                    "gpu".to_string(),
+                    "the driver sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES".into(),
+                ]);
             }
             count
         }

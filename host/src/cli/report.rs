@@ -60,9 +60,10 @@ pub fn table(reports: &[CaseReport]) -> Table {
     let header = ["case".to_string(), "on".to_string()].into_iter().chain(outputs).chain(["".to_string()]);
     table.set_header(header.collect::<Vec<_>>());
     for report in reports {
-        let cells = report.comparisons.iter().map(|c| {
-            format!("{:.4}\n{:.1e}\n{:.1e}", c.matched_ratio, c.worst_abs_error, c.normwise_error)
-        });
+        let cells = report
+            .comparisons
+            .iter()
+            .map(|c| format!("{:.4}\n{:.1e}\n{:.1e}", c.matched_ratio, c.worst_abs_error, c.normwise_error));
         let verdict = if report.passes() { "ok" } else { "FAIL" };
         let row = [report.case.clone(), report.backend.clone()].into_iter().chain(cells).chain([verdict.to_string()]);
         table.add_row(row.collect::<Vec<_>>());

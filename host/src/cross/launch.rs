@@ -1,6 +1,7 @@
 //! Operation B on a GPU: plan and tensors -> launches on a stream.
 use attn_backward_kernels::config::cross_convert as config;
-use attn_backward_kernels::params::CrossConvertParams;
+use attn_backward_kernels::config::wgmma::segment_parts;
+use attn_backward_kernels::params::{CrossConvertParams, MAX_SEGMENTS};
 use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
 
 use super::plan::Parts;
@@ -75,7 +76,11 @@ impl Backward {
         let weight_elements =
             (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
         let launches = [
-            (&self.gradients, config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms), config::SMEM_BYTES),
+            (
+                &self.gradients,
+                config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms),
+                config::SMEM_BYTES,
+            ),
             (&self.operands, config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
         ];
         for (kernel, blocks, shared_bytes) in launches {
@@ -129,11 +134,10 @@ impl Backward {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
         let exponent = |index: u64| workspace.at(regions.exponents) + 4 * index;
         let high = self.plan.precision() == Precision::High;
-        // The three products of High: low times high, high times low, high times high, smallest first.
         let segments = |a: Parts, a_offset: u64, b: Parts| {
             let [a, b] = [a, b].map(|parts| parts.map(|region| workspace.at(region)));
             let a = a.map(|address| address + a_offset);
-            if high { ([a[1], a[0], a[0]], [b[0], b[1], b[0]]) } else { ([a[0], 0, 0], [b[0], 0, 0]) }
+            if high { high_segments(a, b) } else { ([a[0], 0, 0], [b[0], 0, 0]) }
         };
         let product = |(a, b), c: &TensorViewMut<'_>, lda, n, row_exponents, exponent| ProductTensors {
             a,
@@ -179,5 +183,24 @@ impl Backward {
                 exponent(1),
             ),
         ]
+    }
+}
+
+/// A and B of the three products of High, from the addresses of their high and low parts.
+fn high_segments(a: [u64; 2], b: [u64; 2]) -> ([u64; MAX_SEGMENTS], [u64; MAX_SEGMENTS]) {
+    let segment = |s: usize| segment_parts(s as u32).map(|part| part as usize);
+    (std::array::from_fn(|s| a[segment(s)[0]]), std::array::from_fn(|s| b[segment(s)[1]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn high_multiplies_all_pairs_of_parts_but_the_two_low_ones() {
+        let ([a_high, a_low], [b_high, b_low]) = ([10, 11], [20, 21]);
+        let (a, b) = high_segments([a_high, a_low], [b_high, b_low]);
+        assert_eq!(a, [a_low, a_high, a_high]);
+        assert_eq!(b, [b_high, b_low, b_high]);
     }
 }

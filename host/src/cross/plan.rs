@@ -95,6 +95,11 @@ impl Plan {
         &self.target
     }
 
+    /// The five products, in the order of the gradients but for grad_q_weight, which follows grad_decoder_hidden_states.
+    pub fn gemm(&self) -> &GemmPlan {
+        &self.gemm
+    }
+
     /// Extra device memory of a run, by region.
     pub fn workspace(&self) -> &WorkspaceLayout {
         &self.layout
@@ -103,14 +108,7 @@ impl Plan {
 
 /// The products, in the order of [`super::launch`]: dgrad and wgrad of the decoder, then dgrad and the two wgrads of the encoder.
 fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
-    let product = |m, n, k, a_major| ProductShape {
-        m,
-        n,
-        k,
-        num_segments: segments,
-        a_major,
-        c_type: OutputType::F32,
-    };
+    let product = |m, n, k, a_major| ProductShape { m, n, k, num_segments: segments, a_major, c_type: OutputType::F32 };
     let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
     let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
     [
@@ -124,8 +122,16 @@ fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { batch_size, seq_len_dec, seq_len_enc, num_heads, num_kv_heads, head_dim, hidden_size, cross_hidden_size } =
-            self.shape;
+        let Shape {
+            batch_size,
+            seq_len_dec,
+            seq_len_enc,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            hidden_size,
+            cross_hidden_size,
+        } = self.shape;
         writeln!(
             f,
             "operation B, {} precision, {}: batch {batch_size}, {seq_len_dec} decoder and {seq_len_enc} encoder tokens, {num_heads} heads \
@@ -137,5 +143,44 @@ impl fmt::Display for Plan {
         writeln!(f, "launches: maxima fill, cross_convert_gradients, cross_convert_operands, then")?;
         writeln!(f, "{}", self.gemm)?;
         write!(f, "{}", self.layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::ModuleKind;
+
+    fn shape(seq_len_dec: usize, seq_len_enc: usize) -> Shape {
+        Shape {
+            batch_size: 3,
+            seq_len_dec,
+            seq_len_enc,
+            num_heads: 16,
+            num_kv_heads: 4,
+            head_dim: 256,
+            hidden_size: 1536,
+            cross_hidden_size: 1024,
+        }
+    }
+
+    #[test]
+    fn low_parts_lie_behind_the_high_ones_where_one_tensor_map_covers_both() {
+        for (dec, enc) in [(1, 1), (211, 373), (100_003, 349_527)] {
+            let plan = Plan::new(&shape(dec, enc), Precision::High, &Target::h200(ModuleKind::Hopper)).unwrap();
+            let Regions { dq, dkv, x_dec, x_enc, wq, wkv, .. } = plan.regions;
+            for [high, low] in [dq, dkv, x_dec, x_enc, wq, wkv] {
+                let distance = low.offset - high.offset;
+                assert!(distance >= high.bytes && distance.is_multiple_of(16) && distance < 1 << 40);
+                assert_eq!(low.bytes, high.bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn fast_has_no_low_parts() {
+        let plan = Plan::new(&shape(211, 373), Precision::Fast, &Target::h200(ModuleKind::Hopper)).unwrap();
+        let Regions { dq, dkv, x_dec, x_enc, wq, wkv, .. } = plan.regions;
+        assert!([dq, dkv, x_dec, x_enc, wq, wkv].iter().all(|[high, low]| high.bytes > 0 && low.bytes == 0));
     }
 }

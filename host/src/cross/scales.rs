@@ -37,8 +37,8 @@
 //! that depend on them. A gradient row without a finite element other than zero has the exponent
 //! [`ZERO_ROW`](attn_backward_kernels::scale::ZERO_ROW) and takes no part in `R`.
 
-use attn_backward_kernels::tile::power_of_two::power_of_two_halves;
 use attn_backward_kernels::scale;
+use attn_backward_kernels::tile::power_of_two::power_of_two_halves;
 use half::f16;
 use ndarray::{Array2, Array3, Array4, ArrayView2, Axis, concatenate};
 

@@ -1,10 +1,10 @@
 //! A planned grouped GEMM on a GPU: kernels and tables found once, parameters made for each run.
 use attn_backward_kernels::config::wgmma;
-use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, OutputType};
+use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, OutputType};
 use attn_backward_kernels::params_wgmma::{MAX_TENSOR_MAPS, TensorMap, WgmmaParams, WgmmaProduct};
 use attn_backward_kernels::schedule::item::Item;
 
-use super::hopper::{ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
+use super::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
 use super::portable::PortablePlan;
 use super::{GemmPlan, Operands, ProductTensors, Schedule, hopper_counter_bytes};
 use crate::Error;
@@ -51,7 +51,8 @@ impl GroupedGemm {
                 let name = match (plan.operands, plan.products[0].c_type) {
                     (Operands::Bf16, OutputType::Bf16) => "wgmma_bf16_bf16",
                     (Operands::Bf16, OutputType::F32) => "wgmma_bf16_f32",
-                    (Operands::F16 | Operands::F16Promoted, _) => "wgmma_f16_f32",
+                    (Operands::F16, _) => "wgmma_f16_f32",
+                    (Operands::F16Promoted, _) => "wgmma_f16_f32_promoted",
                 };
                 let items = Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?;
                 Kernels::Hopper { gemm: gpu.kernel(module, name)?, items }
@@ -121,12 +122,11 @@ fn wgmma_params(
     tensors: &[ProductTensors],
     (items, counters, parts): (u64, u64, u64),
 ) -> Result<WgmmaParams, Error> {
-    let pitches: Vec<Pitches> =
-        tensors.iter().map(|t| Pitches { a: t.lda as usize, b: t.ldb as usize, c: t.ldc as usize }).collect();
+    let pitches: Vec<Pitches> = tensors.iter().map(pitches).collect();
     let specs = plan.tensor_maps(element, &pitches);
     let mut maps = [TensorMap([0; 16]); MAX_TENSOR_MAPS];
     for (map, spec) in maps.iter_mut().zip(&specs) {
-        *map = encode(gpu, spec, &tensors[spec.product])?;
+        *map = encode(gpu, plan.accumulation(), spec, &tensors[spec.product])?;
     }
     let unused = WgmmaProduct {
         c: std::ptr::null_mut(),
@@ -156,12 +156,44 @@ fn wgmma_params(
     })
 }
 
+/// Pitches of a product's tensors. The distances of the parts mean something for promoted products only.
+fn pitches(tensors: &ProductTensors) -> Pitches {
+    // A low part in front of the high one gives a distance that the driver refuses.
+    let distance = |[high, low]: [u64; 2]| low.wrapping_sub(high);
+    Pitches {
+        a: tensors.lda as usize,
+        b: tensors.ldb as usize,
+        c: tensors.ldc as usize,
+        a_part_bytes: distance(parts(0, &tensors.a)),
+        b_part_bytes: distance(parts(1, &tensors.b)),
+    }
+}
+
+/// Addresses of the high and the low part of A (`operand` 0) or B (1) of a promoted product.
+fn parts(operand: usize, segments: &[u64; MAX_SEGMENTS]) -> [u64; 2] {
+    let mut parts = [0; 2];
+    for (segment, address) in segments.iter().enumerate() {
+        parts[wgmma::segment_parts(segment as u32)[operand] as usize] = *address;
+    }
+    parts
+}
+
 /// Encodes a map of the plan for a product's tensors.
-fn encode(gpu: &Gpu, spec: &TensorMapSpec, tensors: &ProductTensors) -> Result<TensorMap, Error> {
-    let (name, address) = match spec.role {
-        TensorRole::A => (format!("A of product {}", spec.product), tensors.a[0]),
-        TensorRole::B { segment } => (format!("B {segment} of product {}", spec.product), tensors.b[segment]),
-        TensorRole::C => (format!("C of product {}", spec.product), tensors.c),
+fn encode(
+    gpu: &Gpu,
+    accumulation: Accumulation,
+    spec: &TensorMapSpec,
+    tensors: &ProductTensors,
+) -> Result<TensorMap, Error> {
+    let product = spec.product;
+    let (name, address) = match (accumulation, spec.role) {
+        (_, TensorRole::C) => (format!("C of product {product}"), tensors.c),
+        (Accumulation::Plain, TensorRole::A) => (format!("A of product {product}"), tensors.a[0]),
+        (Accumulation::Plain, TensorRole::B { segment }) => {
+            (format!("B {segment} of product {product}"), tensors.b[segment])
+        }
+        (Accumulation::Promoted, TensorRole::A) => (format!("A of product {product}"), parts(0, &tensors.a)[0]),
+        (Accumulation::Promoted, TensorRole::B { .. }) => (format!("B of product {product}"), parts(1, &tensors.b)[0]),
     };
     let dtype = match spec.element {
         ElementType::Bf16 => TensorMapDtype::Bf16,
@@ -176,4 +208,18 @@ fn encode(gpu: &Gpu, spec: &TensorMapSpec, tensors: &ProductTensors) -> Result<T
         box_dims: &spec.box_dims,
     };
     Ok(tiled.encode(gpu, &name)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_promoted_products_are_found_in_their_segments() {
+        let tensors = ProductTensors { a: [4096, 256, 256], b: [512, 8192, 512], ..ProductTensors::default() };
+        assert_eq!(parts(0, &tensors.a), [256, 4096]);
+        assert_eq!(parts(1, &tensors.b), [512, 8192]);
+        let pitches = pitches(&tensors);
+        assert_eq!((pitches.a_part_bytes, pitches.b_part_bytes), (3840, 7680));
+    }
 }

@@ -6,14 +6,15 @@ use std::fmt;
 
 use attn_backward_kernels::params::{MAX_SEGMENTS, Major, OutputType};
 
-use crate::{Error, Target};
 use crate::gpu::ModuleKind;
+use crate::{Error, Target};
 
 mod grouped;
 pub mod hopper;
 pub mod portable;
 
 pub(crate) use grouped::GroupedGemm;
+use hopper::{Accumulation, HopperPlan};
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +43,9 @@ impl ProductShape {
 /// Where a product's tensors are: device addresses, and row pitches in elements.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProductTensors {
-    /// A of each segment.
+    /// A of each segment. [`Operands::F16Promoted`]: the part that `config::wgmma::segment_parts` names, the low part behind the high one.
     pub a: [u64; MAX_SEGMENTS],
-    /// B of each segment.
+    /// B of each segment, likewise.
     pub b: [u64; MAX_SEGMENTS],
     /// C.
     pub c: u64,
@@ -82,7 +83,7 @@ pub struct GemmPlan {
 #[derive(Clone, Debug)]
 enum Schedule {
     Portable(portable::PortablePlan),
-    Hopper(hopper::HopperPlan),
+    Hopper(HopperPlan),
 }
 
 impl GemmPlan {
@@ -92,16 +93,24 @@ impl GemmPlan {
     /// [`Error::Unsupported`] for extents that the kernels do not take.
     pub fn new(target: &Target, operands: Operands, products: &[ProductShape]) -> Result<GemmPlan, Error> {
         let promoted = operands == Operands::F16Promoted;
-        let wgmma = if target.module == ModuleKind::Hopper && !promoted {
-            hopper::HopperPlan::new(products, target.num_sms)
-        } else {
-            None
+        let accumulation = if promoted { Accumulation::Promoted } else { Accumulation::Plain };
+        let wgmma = match target.module {
+            ModuleKind::Hopper => HopperPlan::new(accumulation, products, target.num_sms),
+            ModuleKind::Portable => None,
         };
         let schedule = match wgmma {
             Some(plan) => Schedule::Hopper(plan),
             None => Schedule::Portable(portable::PortablePlan::new(products, target.num_sms as u32, promoted)?),
         };
         Ok(GemmPlan { operands, products: products.into(), schedule })
+    }
+
+    /// The launches of the mma.sync kernels; `None` if the wgmma ones run.
+    pub fn portable(&self) -> Option<&portable::PortablePlan> {
+        match &self.schedule {
+            Schedule::Portable(plan) => Some(plan),
+            Schedule::Hopper(_) => None,
+        }
     }
 
     /// Scratch memory that a run needs, in bytes: partial sums of split K ranges.
@@ -128,6 +137,6 @@ impl fmt::Display for GemmPlan {
 }
 
 /// Bytes at the start of a Hopper plan's workspace that its counters take; what follows is aligned for TMA.
-fn hopper_counter_bytes(plan: &hopper::HopperPlan) -> u64 {
+fn hopper_counter_bytes(plan: &HopperPlan) -> u64 {
     (4 * plan.num_counters() as u64).next_multiple_of(256)
 }

@@ -8,10 +8,9 @@ use std::collections::BinaryHeap;
 use std::fmt;
 
 use attn_backward_kernels::config::gemm::{
-    BLOCKS_PER_SM, MAX_SPLITS, PROMOTED_BLOCKS_PER_SM, PROMOTED_THREADS, REDUCE_THREADS, SMEM_BYTES, THREADS, TILE_K,
-    TILE_M, TILE_N,
+    BLOCKS_PER_SM, MAX_SPLITS, REDUCE_THREADS, SMEM_BYTES, THREADS, TILE_K, TILE_M, TILE_N,
 };
-use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, Major, Product};
+use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, Major, OutputType, Product};
 use attn_backward_kernels::schedule::grouped;
 
 use super::{ProductShape, ProductTensors};
@@ -19,8 +18,8 @@ use crate::Error;
 
 /// Time of one k-block (128 x 128 x 64) on an SM that is full, in us: 430 TFLOP/s on 132 SMs. Estimated, not measured.
 const K_BLOCK_US: f64 = 0.64;
-/// The same with promotion: 340 TFLOP/s. Estimated, not measured.
-const PROMOTED_K_BLOCK_US: f64 = 0.81;
+/// The same with promotion: 390 TFLOP/s. Estimated, not measured.
+const PROMOTED_K_BLOCK_US: f64 = 0.71;
 /// Time of one k-block of a block that has an SM for two to itself, in us. Estimated, not measured.
 const LONE_K_BLOCK_US: f64 = 0.80;
 /// What a block takes besides its k-blocks, in us: start, first loads, epilogue. Estimated, not measured.
@@ -107,11 +106,8 @@ struct Machine {
 impl Machine {
     fn new(num_sms: u32, promoted: bool) -> Machine {
         let num_sms = num_sms.max(1);
-        if promoted {
-            let (k_block_us, blocks_per_sm) = (PROMOTED_K_BLOCK_US, PROMOTED_BLOCKS_PER_SM);
-            return Machine { num_sms, blocks_per_sm, k_block_us, lone_k_block_us: k_block_us };
-        }
-        Machine { num_sms, blocks_per_sm: BLOCKS_PER_SM, k_block_us: K_BLOCK_US, lone_k_block_us: LONE_K_BLOCK_US }
+        let k_block_us = if promoted { PROMOTED_K_BLOCK_US } else { K_BLOCK_US };
+        Machine { num_sms, blocks_per_sm: BLOCKS_PER_SM, k_block_us, lone_k_block_us: LONE_K_BLOCK_US }
     }
 
     /// Blocks that run at one time.
@@ -198,7 +194,7 @@ impl PortablePlan {
         if products.len() > MAX_PRODUCTS {
             return Err(unsupported("products", products.len(), format!("at most {MAX_PRODUCTS} in one launch")));
         }
-        products.iter().try_for_each(check)?;
+        products.iter().try_for_each(|shape| check(shape, promoted))?;
         let machine = Machine::new(num_sms, promoted);
         let filled = products.iter().enumerate().filter(|(_, shape)| shape.m > 0 && shape.n > 0);
         let mut planned: Vec<PlannedProduct> =
@@ -231,7 +227,7 @@ impl PortablePlan {
 
     /// Threads of a block of the `gemm_*` launch.
     pub fn threads(&self) -> u32 {
-        if self.promoted { PROMOTED_THREADS } else { THREADS }
+        THREADS
     }
 
     /// Threads of a block of the `gemm_reduce` launch.
@@ -313,7 +309,7 @@ fn unsupported(argument: &'static str, value: impl fmt::Display, supported: Stri
 }
 
 /// The extents are those that the kernels take.
-fn check(shape: &ProductShape) -> Result<(), Error> {
+fn check(shape: &ProductShape, promoted: bool) -> Result<(), Error> {
     let k_contiguous = shape.a_major == Major::K;
     for (argument, value, multiple) in [
         ("m", shape.m, if k_contiguous { 1 } else { 8 }),
@@ -335,6 +331,9 @@ fn check(shape: &ProductShape) -> Result<(), Error> {
     if tiles > i32::MAX as u64 {
         return Err(unsupported("tiles of a product", tiles, format!("at most {}", i32::MAX)));
     }
+    if promoted && shape.c_type != OutputType::F32 {
+        return Err(unsupported("c_type", format!("{:?}", shape.c_type), "F32, where promoted totals are kept".into()));
+    }
     if !(1..=MAX_SEGMENTS).contains(&shape.num_segments) {
         return Err(unsupported("num_segments", shape.num_segments, format!("1 to {MAX_SEGMENTS}")));
     }
@@ -343,7 +342,7 @@ fn check(shape: &ProductShape) -> Result<(), Error> {
 
 impl fmt::Display for PortablePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             f,
             "grouped GEMM{}: {} blocks of {TILE_M} x {TILE_N}, {:.2} waves on {} SMs x {}, {:.1} us predicted, {} bytes of partials",
             if self.promoted { " (promoted)" } else { "" },
@@ -356,9 +355,9 @@ impl fmt::Display for PortablePlan {
         )?;
         for p in &self.products {
             let ProductShape { m, n, k, num_segments, a_major, c_type } = p.shape;
-            writeln!(
+            write!(
                 f,
-                "  product {}: {c_type:?} [{m}, {n}] = {num_segments} x ([{m}, {k}] @ [{k}, {n}]), {a_major:?}-major A, {} x {} tiles, \
+                "\n  product {}: {c_type:?} [{m}, {n}] = {num_segments} x ([{m}, {k}] @ [{k}, {n}]), {a_major:?}-major A, {} x {} tiles, \
                  {} k-blocks of {TILE_K}, {} splits",
                 p.index, p.tiles_m, p.tiles_n, p.k_blocks, p.splits,
             )?;
@@ -370,7 +369,6 @@ impl fmt::Display for PortablePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attn_backward_kernels::params::OutputType;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -402,6 +400,12 @@ mod tests {
         prop::collection::vec(shape, 0..=MAX_PRODUCTS)
     }
 
+    /// Promoted products keep their totals in an fp32 C.
+    fn for_kernel(mut shapes: Vec<ProductShape>, promoted: bool) -> Vec<ProductShape> {
+        shapes.iter_mut().filter(|_| promoted).for_each(|shape| shape.c_type = OutputType::F32);
+        shapes
+    }
+
     /// Operands whose addresses say which product they belong to.
     fn operands(count: usize) -> Vec<ProductTensors> {
         (0..count as u64).map(|i| ProductTensors { c: 4096 * (i + 1), ..Default::default() }).collect()
@@ -410,6 +414,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_k_block_of_every_tile_is_covered_once(shapes in shapes(), promoted in any::<bool>()) {
+            let shapes = for_kernel(shapes, promoted);
             let plan = PortablePlan::new(&shapes, 132, promoted).unwrap();
             let params = plan.params(&operands(shapes.len()), 1 << 20).unwrap();
             let mut covered: HashMap<(u64, u32, u32), u64> = HashMap::new();
@@ -439,8 +444,9 @@ mod tests {
 
         #[test]
         fn partials_are_bounded_and_disjoint(shapes in shapes(), promoted in any::<bool>()) {
+            let shapes = for_kernel(shapes, promoted);
             let plan = PortablePlan::new(&shapes, 132, promoted).unwrap();
-            let slots = 132 * if promoted { 1 } else { 2 };
+            let slots = 132 * 2;
             let mut end = 0;
             for p in plan.products() {
                 prop_assert!(p.splits <= MAX_SPLITS && (p.splits == 1 || p.tiles() * p.splits <= 2 * slots));
@@ -510,6 +516,10 @@ mod tests {
         );
         assert_eq!(message(ProductShape { num_segments: 4, ..shape }), "num_segments = 4 is not supported: 1 to 3");
         assert!(PortablePlan::new(&[ProductShape { k: 3, ..shape }], 132, false).is_ok());
+        assert_eq!(
+            PortablePlan::new(&[shape], 132, true).unwrap_err().to_string(),
+            "c_type = Bf16 is not supported: F32, where promoted totals are kept"
+        );
         assert_eq!(
             PortablePlan::new(&[shape; 6], 132, false).unwrap_err().to_string(),
             "products = 6 is not supported: at most 5 in one launch"

@@ -18,7 +18,7 @@ pub enum TensorMapDtype {
     Bf16 = 9,
 }
 
-/// A tensor of 1 to 3 dimensions and the box of it that one copy moves. Dimension 0 is the contiguous one.
+/// A tensor of 1 to 4 dimensions and the box of it that one copy moves. Dimension 0 is the contiguous one.
 #[derive(Clone, Copy, Debug)]
 pub struct TiledTensor<'a> {
     /// Device address of the first element, a multiple of 16.
@@ -32,6 +32,9 @@ pub struct TiledTensor<'a> {
     /// Extents of the box in elements, at most 256 each; along dimension 0 at most 128 bytes.
     pub box_dims: &'a [u32],
 }
+
+/// Most dimensions of a tensor.
+const MAX_RANK: usize = 4;
 
 /// Where the driver wants to write a map.
 #[repr(C, align(64))]
@@ -67,7 +70,7 @@ impl TiledTensor<'_> {
                 self.dims.as_ptr(),
                 self.outer_strides_bytes.as_ptr(),
                 self.box_dims.as_ptr(),
-                [1u32; 3].as_ptr(),
+                [1u32; MAX_RANK].as_ptr(),
                 INTERLEAVE_NONE,
                 SWIZZLE_128B,
                 L2_PROMOTION_256B,
@@ -77,10 +80,10 @@ impl TiledTensor<'_> {
         if status == driver::SUCCESS { Ok(TensorMap(map.0)) } else { Err(refused(status)) }
     }
 
-    /// Whether the arrays speak of the same 1 to 3 dimensions.
+    /// Whether the arrays speak of the same 1 to 4 dimensions.
     fn ranks_agree(&self) -> bool {
         let rank = self.dims.len();
-        (1..=3).contains(&rank) && self.outer_strides_bytes.len() + 1 == rank && self.box_dims.len() == rank
+        (1..=MAX_RANK).contains(&rank) && self.outer_strides_bytes.len() + 1 == rank && self.box_dims.len() == rank
     }
 }
 
@@ -98,7 +101,13 @@ mod tests {
     #[test]
     fn arrays_must_agree_on_the_rank() {
         let dtype = TensorMapDtype::Bf16;
-        let tensor = |dims, outer_strides_bytes, box_dims| TiledTensor { address: 0, dtype, dims, outer_strides_bytes, box_dims };
+        let tensor = |dims, outer_strides_bytes, box_dims| TiledTensor {
+            address: 0,
+            dtype,
+            dims,
+            outer_strides_bytes,
+            box_dims,
+        };
         assert!(tensor(&[64, 8, 2], &[512, 64], &[64, 8, 1]).ranks_agree());
         assert!(tensor(&[64], &[], &[64]).ranks_agree());
         assert!(!tensor(&[64, 8], &[], &[64, 8]).ranks_agree());

@@ -15,17 +15,14 @@ pub const STAGE_BYTES: u32 = 2 * OPERAND_BYTES;
 /// Dynamic shared memory of a block.
 pub const SMEM_BYTES: u32 = STAGES * STAGE_BYTES;
 
-/// Threads of `gemm_bf16` and `gemm_f16`: 2 x 2 warps of 64 x 64. A 64 x 64 warp tile reads 4 KiB of shared memory for 16 of k, a
-/// 64 x 32 one 3 KiB for half of the products: the larger one leaves room for the copies.
+/// Threads: 2 x 2 warps of 64 x 64. A 64 x 64 warp tile reads 4 KiB of shared memory for 16 of k, a 64 x 32 one 3 KiB for half of the
+/// products: the larger one leaves room for the copies.
 pub const THREADS: u32 = 128;
-/// Blocks per SM of `gemm_bf16` and `gemm_f16` that the registers allow (255 a thread).
+/// Blocks per SM that the registers allow (255 a thread).
 pub const BLOCKS_PER_SM: u32 = 2;
-/// Threads of `gemm_f16_promoted`: 2 x 4 warps of 64 x 32, for two sets of accumulators.
-pub const PROMOTED_THREADS: u32 = 256;
-/// Blocks per SM of `gemm_f16_promoted`.
-pub const PROMOTED_BLOCKS_PER_SM: u32 = 1;
-/// Depth after which `gemm_f16_promoted` adds the matrix unit's sums to its fp32 totals: 16 truncating additions at most.
-pub const PROMOTE_K: u32 = 256;
+/// Depth after which `gemm_f16_promoted` adds the matrix unit's sums to its fp32 totals: 96 truncating additions at most. Measured on an
+/// H200: a normwise error of 1.25e-6 with 1024, growing in proportion; a promotion costs about as much as two k-blocks.
+pub const PROMOTE_K: u32 = 1536;
 
 /// Tile rows that the rasterisation walks down before it moves on by a column, so that blocks that run together share B's
 /// columns and A's rows in L2.
@@ -46,5 +43,4 @@ const _: () = assert!(PROMOTE_K.is_multiple_of(TILE_K));
 const _: () = assert!(SMEM_BYTES <= 99 * 1024, "the least that compute capability 8.0 and later grants a block");
 const _: () =
     assert!(BLOCKS_PER_SM * (SMEM_BYTES + 1024) <= 228 * 1024, "two blocks fit on an SM of compute capability 9.0");
-const _: () =
-    assert!(BLOCKS_PER_SM * THREADS * 256 <= 65536 && PROMOTED_BLOCKS_PER_SM * PROMOTED_THREADS * 256 <= 65536);
+const _: () = assert!(BLOCKS_PER_SM * THREADS * 256 <= 65536);

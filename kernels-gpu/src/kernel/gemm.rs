@@ -5,13 +5,13 @@
 //! unscaled sums to `partials` instead, and `gemm_reduce` finishes C.
 //!
 //! **Entries.** `gemm_bf16`, `gemm_f16`: 16-bit operands, sums in the matrix unit's fp32 accumulators. `gemm_f16_promoted`: every
-//! [`PROMOTE_K`] of k the accumulators are added to a second set in fp32 (to nearest) and cleared. Matrix units truncate when they
-//! accumulate, an error that grows with the number of additions; here at most `PROMOTE_K / 16` truncating additions meet in one sum.
-//! Segments are summed in order: where one holds small terms (low parts of operands), put it first.
+//! [`PROMOTE_K`] of k the accumulators are added (fp32, to nearest) to totals and cleared. Matrix units truncate when they accumulate, an
+//! error that grows with the number of additions; here at most `PROMOTE_K / 16` truncating additions meet in one sum. The totals are kept
+//! in C itself (or in `partials`), unscaled until the last addition: a second set of registers would halve the warp tiles, which was
+//! measured at 0.6 of the rate. Segments are summed in order.
 //!
 //! **Grid.** One block per (product, split, tile of 128 x 128), products in the order of the parameters; `schedule::grouped` maps block index to work.
-//! **Block.** All warps copy and multiply. `gemm_bf16`, `gemm_f16`: 128 threads, 2 x 2 warps of 64 x 64, two blocks per SM;
-//! `gemm_f16_promoted`: 256 threads, 2 x 4 warps of 64 x 32, one block per SM.
+//! **Block.** 128 threads, 2 x 2 warps of 64 x 64, all of which copy and multiply; two blocks per SM.
 //!
 //! **Shared memory** (dynamic, `SMEM_BYTES` = 98,304, within the 99 KiB that every device since compute capability 8.0 grants):
 //! ```text
@@ -25,8 +25,8 @@
 //! **Registers** (ptxas 13.0, no spills, no stack), accumulators and the two buffers of fragments among them:
 //! ```text
 //!                        sm_80  sm_90a  accumulators  fragments
-//! gemm_bf16, gemm_f16      254     233           128     2 x 32
-//! gemm_f16_promoted        244     240       64 + 64     2 x 24
+//! gemm_bf16, gemm_f16      254     230           128     2 x 32
+//! gemm_f16_promoted        255     254           128     2 x 32
 //! ```
 //!
 //! **Preconditions.** `lda`, `ldb`, `ldc`, `n` are multiples of 8; `k` (K-major A) or `m` (MN-major A) is a multiple of 8; A, B, C and `partials`
@@ -44,9 +44,9 @@ use crate::params::{GemmParams, MAX_SEGMENTS, Major, OutputType, Product};
 use crate::ptx::convert::{bf16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16};
-use crate::ptx::memory::{ldg32_s32, stg64_if, stg128_if};
-use crate::ptx::sync::shfl_xor;
-use crate::schedule::grouped::{segment_blocks, segment_of_block, split_start, tile_of_block, tiles_m, tiles_n};
+use crate::ptx::memory::{ldg32_s32, ldg128_own_or_zero, stg64_if, stg128_if};
+use crate::ptx::sync::{shfl_xor, tid_again};
+use crate::schedule::grouped::{Tile, segment_blocks, segment_of_block, split_start, tile_of_block, tiles_m, tiles_n};
 use crate::tile::gemm_tile::{
     K_MAJOR_PIECES, MN_MAJOR_PIECES, PIECES, a_k_major_lane, a_mn_major_lane, b_mn_major_lane, k_major_offset,
     mn_major_offset,
@@ -58,6 +58,9 @@ use crate::tile::power_of_two::power_of_two_halves;
 const K_STEPS: usize = TILE_K as usize / 16;
 const _: () = assert!(K_STEPS.is_multiple_of(2), "fragments alternate between two buffers across k-blocks");
 
+/// k-blocks between promotions.
+const PROMOTE_BLOCKS: u32 = PROMOTE_K / TILE_K;
+
 /// bf16 operands, fp32 accumulators.
 ///
 /// # Safety
@@ -65,7 +68,7 @@ const _: () = assert!(K_STEPS.is_multiple_of(2), "fragments alternate between tw
 #[kernel(max_threads = THREADS, min_blocks_per_sm = BLOCKS_PER_SM, barriers = 4)]
 pub unsafe fn gemm_bf16(params: GemmParams) {
     // SAFETY: the caller's.
-    unsafe { gemm::<Bf16, 4, false>(&params) }
+    unsafe { gemm::<Bf16, false>(&params) }
 }
 
 /// f16 operands, fp32 accumulators.
@@ -75,17 +78,17 @@ pub unsafe fn gemm_bf16(params: GemmParams) {
 #[kernel(max_threads = THREADS, min_blocks_per_sm = BLOCKS_PER_SM, barriers = 4)]
 pub unsafe fn gemm_f16(params: GemmParams) {
     // SAFETY: the caller's.
-    unsafe { gemm::<F16, 4, false>(&params) }
+    unsafe { gemm::<F16, false>(&params) }
 }
 
-/// f16 operands, accumulators promoted to fp32 totals every [`PROMOTE_K`] of k.
+/// f16 operands, accumulators promoted to fp32 totals in C every [`PROMOTE_K`] of k; C is fp32.
 ///
 /// # Safety
 /// As the head says; pointers are valid for the extents given.
-#[kernel(max_threads = PROMOTED_THREADS, min_blocks_per_sm = PROMOTED_BLOCKS_PER_SM, barriers = 4)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = BLOCKS_PER_SM, barriers = 4)]
 pub unsafe fn gemm_f16_promoted(params: GemmParams) {
     // SAFETY: the caller's.
-    unsafe { gemm::<F16, 2, true>(&params) }
+    unsafe { gemm::<F16, true>(&params) }
 }
 
 /// Operand type of the matrix unit.
@@ -115,14 +118,13 @@ impl Operand for F16 {
     }
 }
 
-/// A warp's 64 x (16 PAIRS) of C: 16-row tile, 16-column pair, 8-column tile of the pair, registers of m16n8.
-type Accumulators<const PAIRS: usize> = [[[[f32; 4]; 2]; PAIRS]; 4];
+/// 16-column pairs of a warp's 64 x 64 of C.
+const PAIRS: usize = 4;
+const _: () = assert!(THREADS == 4 * 32 && TILE_M == 2 * 64 && TILE_N == 2 * 16 * PAIRS as u32);
 
-/// Threads of a block whose warps are 16 `PAIRS` columns wide.
-const fn threads<const PAIRS: usize>() -> u32 {
-    512 / PAIRS as u32
-}
-const _: () = assert!(threads::<4>() == THREADS && threads::<2>() == PROMOTED_THREADS);
+/// A warp's 64 x 64 of C: 16-row tile, 16-column pair, 8-column tile of the pair, registers of m16n8.
+type Accumulators = [[[[f32; 4]; 2]; PAIRS]; 4];
+const ZERO: Accumulators = [[[[0.0; 4]; 2]; PAIRS]; 4];
 
 /// A thread's place: its warp's corner in the tile, and its lane.
 #[derive(Clone, Copy)]
@@ -131,6 +133,14 @@ struct Place {
     lane: u32,
     m: u32,
     n: u32,
+}
+
+impl Place {
+    #[inline(always)]
+    fn new(thread: u32) -> Place {
+        let warp = thread / 32;
+        Place { thread, lane: thread % 32, m: 64 * (warp % 2), n: 64 * (warp / 2) }
+    }
 }
 
 /// One operand's copies by one thread, of any k-block: rows of the tile that are `step_rows` apart, one 16-byte piece of each.
@@ -154,9 +164,9 @@ impl Copies {
     /// # Safety
     /// The tile is free and the pieces within the limit are readable.
     #[inline(always)]
-    unsafe fn start<const PAIRS: usize>(&self, tile: u32, source: *const u8, limit: u32) {
+    unsafe fn start(&self, tile: u32, source: *const u8, limit: u32) {
         let mut source = source;
-        for i in 0..PIECES / threads::<PAIRS>() {
+        for i in 0..PIECES / THREADS {
             // SAFETY: the caller's; sources past the limit are not read.
             unsafe {
                 cp_async16(tile + self.offset + i * self.step_rows * ROW_BYTES, source, i * self.step_rows < limit)
@@ -167,9 +177,9 @@ impl Copies {
 
     /// Of an MN-major operand, whose pitch is `pitch` elements and whose tile starts at column `first`.
     #[inline(always)]
-    fn mn_major<const PAIRS: usize>(place: Place, pitch: u32, first: u32) -> Copies {
+    fn mn_major(place: Place, pitch: u32, first: u32) -> Copies {
         let (k, piece) = (place.thread / MN_MAJOR_PIECES, place.thread % MN_MAJOR_PIECES);
-        let step_rows = threads::<PAIRS>() / MN_MAJOR_PIECES;
+        let step_rows = THREADS / MN_MAJOR_PIECES;
         Copies {
             offset: mn_major_offset(k, piece),
             step_rows,
@@ -190,7 +200,7 @@ impl Copies {
 /// How A lies in memory.
 trait LayoutA {
     /// A thread's copies of a tile whose first row of C is `first`.
-    fn copies<const PAIRS: usize>(place: Place, pitch: u32, first: u32) -> Copies;
+    fn copies(place: Place, pitch: u32, first: u32) -> Copies;
     /// Limit of its copies where `left` of k are left in the segment.
     fn limit(place: Place, first: u32, m: u32, left: u32) -> u32;
     /// The lane's offset for reading the warp's fragments.
@@ -205,9 +215,9 @@ trait LayoutA {
 struct KMajor;
 impl LayoutA for KMajor {
     #[inline(always)]
-    fn copies<const PAIRS: usize>(place: Place, pitch: u32, first: u32) -> Copies {
+    fn copies(place: Place, pitch: u32, first: u32) -> Copies {
         let (row, piece) = (place.thread / K_MAJOR_PIECES, place.thread % K_MAJOR_PIECES);
-        let step_rows = threads::<PAIRS>() / K_MAJOR_PIECES;
+        let step_rows = THREADS / K_MAJOR_PIECES;
         Copies {
             offset: k_major_offset(row, piece),
             step_rows,
@@ -239,8 +249,8 @@ impl LayoutA for KMajor {
 struct MnMajor;
 impl LayoutA for MnMajor {
     #[inline(always)]
-    fn copies<const PAIRS: usize>(place: Place, pitch: u32, first: u32) -> Copies {
-        Copies::mn_major::<PAIRS>(place, pitch, first)
+    fn copies(place: Place, pitch: u32, first: u32) -> Copies {
+        Copies::mn_major(place, pitch, first)
     }
     #[inline(always)]
     fn limit(place: Place, first: u32, m: u32, left: u32) -> u32 {
@@ -266,7 +276,7 @@ impl LayoutA for MnMajor {
 /// # Safety
 /// All lanes of the warp arrive; the stage has been waited for.
 #[inline(always)]
-unsafe fn fragments_b<const PAIRS: usize>(at: u32, step: u32) -> [[u32; 4]; PAIRS] {
+unsafe fn fragments_b(at: u32, step: u32) -> [[u32; 4]; PAIRS] {
     let mut b = [[0; 4]; PAIRS];
     for (j, b) in b.iter_mut().enumerate() {
         // SAFETY: the caller's.
@@ -375,15 +385,10 @@ struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// Starts at k-block `block` of all segments together.
     #[inline(always)]
-    fn new<A: LayoutA, const PAIRS: usize>(
-        product: Selected<'a>,
-        place: Place,
-        first: (u32, u32),
-        block: u32,
-    ) -> Loader<'a> {
+    fn new<A: LayoutA>(product: Selected<'a>, place: Place, first: (u32, u32), block: u32) -> Loader<'a> {
         let (m, n, k) = product.get(|p| (p.m, p.n, p.k));
-        let a = A::copies::<PAIRS>(place, product.get(|p| p.lda), first.0);
-        let b = Copies::mn_major::<PAIRS>(place, product.get(|p| p.ldb), first.1);
+        let a = A::copies(place, product.get(|p| p.lda), first.0);
+        let b = Copies::mn_major(place, product.get(|p| p.ldb), first.1);
         let (segment, within) = segment_of_block(block, segment_blocks(k));
         let (a_source, b_source) = (core::ptr::null(), core::ptr::null());
         let mut loader = Loader { product, m, n, k, place, first, a, b, segment, left: 0, a_source, b_source };
@@ -408,13 +413,13 @@ impl<'a> Loader<'a> {
     /// # Safety
     /// There is such a k-block, and the stage is free.
     #[inline(always)]
-    unsafe fn start<A: LayoutA, const PAIRS: usize>(&mut self, stage: u32) {
+    unsafe fn start<A: LayoutA>(&mut self, stage: u32) {
         let a_limit = A::limit(self.place, self.first.0, self.m, self.left);
         let b_limit = Copies::mn_major_limit(self.place, self.first.1, self.n, self.left);
         // SAFETY: the limits hold the copies inside the operands.
         unsafe {
-            self.a.start::<PAIRS>(stage, self.a_source, a_limit);
-            self.b.start::<PAIRS>(stage + OPERAND_BYTES, self.b_source, b_limit);
+            self.a.start(stage, self.a_source, a_limit);
+            self.b.start(stage + OPERAND_BYTES, self.b_source, b_limit);
         }
         if self.left > TILE_K {
             self.left -= TILE_K;
@@ -433,22 +438,22 @@ fn next_stage(stage: u32, ring: u32) -> u32 {
     if stage == ring + (STAGES - 1) * STAGE_BYTES { ring } else { stage + STAGE_BYTES }
 }
 
-/// The block's sums over k-blocks `blocks.0 .. blocks.1`, this warp's part.
+/// The block's sums over k-blocks `blocks.0 .. blocks.1`, this warp's part. Promoted: of the last [`PROMOTE_BLOCKS`] at most; if there
+/// are more, the sums of those before are in the output.
 ///
 /// # Safety
 /// All threads of the block arrive; the head's preconditions.
 #[inline(always)]
-unsafe fn multiply<O: Operand, A: LayoutA, const PAIRS: usize, const PROMOTED: bool>(
+unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
     product: Selected,
     place: Place,
-    first: (u32, u32),
+    tile: Tile,
     blocks: (u32, u32),
-) -> Accumulators<PAIRS> {
-    let mut sums: Accumulators<PAIRS> = [[[[0.0; 4]; 2]; PAIRS]; 4];
-    let mut totals: Accumulators<PAIRS> = [[[[0.0; 4]; 2]; PAIRS]; 4];
+) -> Accumulators {
+    let mut sums = ZERO;
     let count = blocks.1 - blocks.0;
     let ring = dynamic_base();
-    let mut loader = Loader::new::<A, PAIRS>(product, place, first, blocks.0);
+    let mut loader = Loader::new::<A>(product, place, first_of(tile), blocks.0);
     let (a_lane, b_lane) = (A::lane_offset(place), OPERAND_BYTES + b_mn_major_lane(place.lane, place.n));
     // SAFETY: a stage is overwritten after the barrier behind which nobody reads it, and read after the barrier that all threads
     // reach when their copies to it have arrived. Every thread runs the same number of k-blocks.
@@ -457,7 +462,7 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PAIRS: usize, const PROMOTED: b
         let mut loaded = 0;
         while loaded < STAGES - 1 {
             if loaded < count {
-                loader.start::<A, PAIRS>(write);
+                loader.start::<A>(write);
             }
             cp_async_commit();
             write = next_stage(write, ring);
@@ -466,12 +471,12 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PAIRS: usize, const PROMOTED: b
         cp_async_wait::<{ STAGES - 2 }>();
         sync_threads();
         let mut read = ring;
-        let mut a = [A::fragments(read + a_lane, 0), [[0; 4]; 4]];
-        let mut b = [fragments_b::<PAIRS>(read + b_lane, 0), [[0; 4]; PAIRS]];
         let mut done = 0;
-        while done < count {
-            let until = if PROMOTED { count.min(done + PROMOTE_K / TILE_K) } else { count };
-            while done < until {
+        loop {
+            // Read here, not carried over: a promotion then has the fragments' registers for itself.
+            let mut a = [A::fragments(read + a_lane, 0), [[0; 4]; 4]];
+            let mut b = [fragments_b(read + b_lane, 0), [[0; 4]; PAIRS]];
+            while done < count {
                 for step in 0..K_STEPS {
                     if step == K_STEPS - 1 {
                         cp_async_wait::<{ STAGES - 2 }>();
@@ -480,14 +485,13 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PAIRS: usize, const PROMOTED: b
                     }
                     let (now, next, next_step) = (step % 2, (step + 1) % 2, ((step + 1) % K_STEPS) as u32);
                     a[next] = A::fragments(read + a_lane, next_step);
-                    b[next] = fragments_b::<PAIRS>(read + b_lane, next_step);
+                    b[next] = fragments_b(read + b_lane, next_step);
                     if step == 0 {
-                        if loaded < count {
-                            loader.start::<A, PAIRS>(write);
+                        if done + (STAGES - 1) < count {
+                            loader.start::<A>(write);
                         }
                         cp_async_commit();
                         write = next_stage(write, ring);
-                        loaded += 1;
                     }
                     for i in 0..4 {
                         for j in 0..PAIRS {
@@ -497,22 +501,19 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PAIRS: usize, const PROMOTED: b
                     }
                 }
                 done += 1;
-            }
-            if PROMOTED {
-                for i in 0..4 {
-                    for j in 0..PAIRS {
-                        for h in 0..2 {
-                            for e in 0..4 {
-                                totals[i][j][h][e] += sums[i][j][h][e];
-                                sums[i][j][h][e] = 0.0;
-                            }
-                        }
-                    }
+                if PROMOTED && done % PROMOTE_BLOCKS == 0 {
+                    break;
                 }
             }
+            if !PROMOTED || done >= count {
+                break;
+            }
+            let output = Output { scaled: false, ..Output::new(product, tile.split) };
+            store::<false, PROMOTED>(product, &output, place, tile, &sums, done > PROMOTE_BLOCKS);
+            sums = ZERO;
         }
     }
-    if PROMOTED { totals } else { sums }
+    sums
 }
 
 /// Where and how a block writes its tile.
@@ -558,43 +559,59 @@ unsafe fn exchange(is_odd: bool, even: u32, odd: u32) -> [u32; 2] {
 }
 
 /// Scales, rounds and writes the warp's part of the tile. Neighbouring lanes exchange halves of a 16-column pair, so that each lane
-/// writes four columns in a row and a warp full 32-byte sectors.
+/// writes four columns in a row and a warp full 32-byte sectors. Promoted: what the lane wrote there before is added first, if it did.
 ///
 /// # Safety
 /// All lanes of the warp arrive; C as the head says.
 #[inline(always)]
-unsafe fn store<const PAIRS: usize, const BF16: bool>(
+unsafe fn store<const BF16: bool, const PROMOTED: bool>(
     product: Selected,
     output: &Output,
     place: Place,
-    first: (u32, u32),
-    sums: &Accumulators<PAIRS>,
+    tile: Tile,
+    sums: &Accumulators,
+    promoted: bool,
 ) {
+    // Read anew: addresses that follow from it are then not kept in registers since the last promotion.
+    let place = if PROMOTED { Place::new(tid_again()) } else { place };
+    let first = first_of(tile);
     let is_odd = place.lane % 2 == 1;
     let column = first.1 + place.n + 8 * (place.lane % 2) + 4 * (place.lane % 4 / 2);
     for (i, sums) in sums.iter().enumerate() {
-        for h in 0..2 {
-            let row = first.0 + place.m + (16 * i + 8 * h) as u32 + place.lane / 4;
-            // SAFETY: the row is held inside C for the exponent; stores are predicated by row and column.
-            unsafe {
-                let scale = if output.scaled { product.row_scale(row.min(output.m - 1)) } else { (1.0, 1.0) };
+        let row = |h: usize| first.0 + place.m + (16 * i + 8 * h) as u32 + place.lane / 4;
+        let inside = |h: usize, j: usize| row(h) < output.m && column + 16 * (j as u32) < output.n;
+        let at = |h: usize, j: usize| row(h) as u64 * output.pitch as u64 + (column + 16 * j as u32) as u64;
+        // SAFETY: the row is held inside C for the exponent; loads and stores are predicated by row and column, and no other thread
+        // writes these elements.
+        unsafe {
+            for h in 0..2 {
+                let mut before = [[0u32; 4]; PAIRS];
+                for (j, before) in before.iter_mut().enumerate().filter(|_| PROMOTED) {
+                    let source = output.c.wrapping_add(4 * at(h, j) as usize);
+                    *before = ldg128_own_or_zero(source, promoted && inside(h, j));
+                }
+                let scale = if output.scaled { product.row_scale(row(h).min(output.m - 1)) } else { (1.0, 1.0) };
                 for (j, pair) in sums.iter().enumerate() {
-                    let x = pair.map(|tile| [tile[2 * h] * scale.0 * scale.1, tile[2 * h + 1] * scale.0 * scale.1]);
-                    let column = column + 16 * j as u32;
-                    let at = row as u64 * output.pitch as u64 + column as u64;
-                    let ok = row < output.m && column < output.n;
+                    let x = pair.map(|tile| [tile[2 * h], tile[2 * h + 1]]);
                     if BF16 {
-                        let [even, odd] = x.map(|tile| bf16x2(tile[0], tile[1]));
+                        let [even, odd] = x.map(|x| {
+                            let [a, b] = x.map(|x| x * scale.0 * scale.1);
+                            bf16x2(a, b)
+                        });
                         let [low, high] = exchange(is_odd, even, odd);
-                        stg64_if(ok, output.c.wrapping_add(2 * at as usize), low, high);
+                        stg64_if(inside(h, j), output.c.wrapping_add(2 * at(h, j) as usize), low, high);
                     } else {
-                        let [even, odd] = x.map(|tile| tile.map(f32::to_bits));
-                        let (first, second) = (exchange(is_odd, even[0], odd[0]), exchange(is_odd, even[1], odd[1]));
-                        stg128_if(
-                            ok,
-                            output.c.wrapping_add(4 * at as usize),
-                            [first[0], second[0], first[1], second[1]],
-                        );
+                        let [even, odd] = x.map(|x| x.map(f32::to_bits));
+                        let (one, two) = (exchange(is_odd, even[0], odd[0]), exchange(is_odd, even[1], odd[1]));
+                        let own = [one[0], two[0], one[1], two[1]];
+                        let mut words = [0; 4];
+                        for e in 0..4 {
+                            let own = f32::from_bits(own[e]);
+                            let sum = if PROMOTED { own + f32::from_bits(before[j][e]) } else { own };
+                            words[e] = (sum * scale.0 * scale.1).to_bits();
+                        }
+                        let c = output.c.wrapping_add(4 * at(h, j) as usize);
+                        stg128_if(inside(h, j), c, words);
                     }
                 }
             }
@@ -602,33 +619,36 @@ unsafe fn store<const PAIRS: usize, const BF16: bool>(
     }
 }
 
+/// First row and column of a tile in C.
+#[inline(always)]
+fn first_of(tile: Tile) -> (u32, u32) {
+    (tile.tile_m * TILE_M, tile.tile_n * TILE_N)
+}
+
 /// One block.
 ///
 /// # Safety
 /// As the head says.
 #[inline(always)]
-unsafe fn gemm<O: Operand, const PAIRS: usize, const PROMOTED: bool>(params: &GemmParams) {
+unsafe fn gemm<O: Operand, const PROMOTED: bool>(params: &GemmParams) {
     let product = Selected::of_block(params, block_idx_x());
     let (m, n, splits, first_block) = product.get(|p| (p.m, p.n, p.splits, p.first_block));
     let tile = tile_of_block(block_idx_x() - first_block, tiles_m(m), tiles_n(n));
-    let first = (tile.tile_m * TILE_M, tile.tile_n * TILE_N);
     let all_blocks = product.get(|p| p.num_segments * segment_blocks(p.k));
     let blocks = (split_start(tile.split, splits, all_blocks), split_start(tile.split + 1, splits, all_blocks));
-    let thread = thread_idx_x();
-    let warp = thread / 32;
-    let place = Place { thread, lane: thread % 32, m: 64 * (warp % 2), n: 16 * PAIRS as u32 * (warp / 2) };
+    let place = Place::new(thread_idx_x());
     // SAFETY: all conditions are the same in the whole block.
     unsafe {
         let sums = if product.get(|p| p.a_major) == Major::K as u32 {
-            multiply::<O, KMajor, PAIRS, PROMOTED>(product, place, first, blocks)
+            multiply::<O, KMajor, PROMOTED>(product, place, tile, blocks)
         } else {
-            multiply::<O, MnMajor, PAIRS, PROMOTED>(product, place, first, blocks)
+            multiply::<O, MnMajor, PROMOTED>(product, place, tile, blocks)
         };
         let output = Output::new(product, tile.split);
-        if output.bf16 {
-            store::<PAIRS, true>(product, &output, place, first, &sums);
+        if !PROMOTED && output.bf16 {
+            store::<true, false>(product, &output, place, tile, &sums, false);
         } else {
-            store::<PAIRS, false>(product, &output, place, first, &sums);
+            store::<false, PROMOTED>(product, &output, place, tile, &sums, blocks.1 - blocks.0 > PROMOTE_BLOCKS);
         }
     }
 }

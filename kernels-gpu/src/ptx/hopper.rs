@@ -146,6 +146,20 @@ pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3]
     }
 }
 
+/// [`tma_load_3d`] for a 4-D map.
+///
+/// # Safety
+/// As [`tma_load_3d`], but for the rank.
+#[inline(always)]
+pub unsafe fn tma_load_4d(dst: u32, map: *const TensorMap, coordinates: [u32; 4], barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}];",
+             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
+             z = in(reg32) coordinates[2], w = in(reg32) coordinates[3], b = in(reg32) barrier, options(nostack))
+    }
+}
+
 /// `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes`: contiguous bytes, no tensor map.
 ///
 /// # Safety

@@ -18,21 +18,6 @@ pub unsafe fn ldg128_or_zero(p: *const u8, ok: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// `ld.global.nc.L1::no_allocate.v4.b32`: data that is read once.
-///
-/// # Safety
-/// As [`ldg128_or_zero`] with `ok`.
-#[inline(always)]
-pub unsafe fn ldg128_stream(p: *const u8) -> [u32; 4] {
-    let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: as the caller promises.
-    unsafe {
-        asm!("ld.global.nc.L1::no_allocate.v4.b32 {{{a}, {b}, {c}, {d}}}, [{p}];",
-             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, options(readonly, nostack))
-    };
-    [a, b, c, d]
-}
-
 /// `ld.global.cs.nc.v4.f32`, zeros where `ok` is false: data that is read once, first to leave L1 and L2.
 ///
 /// # Safety
@@ -218,4 +203,21 @@ pub unsafe fn ldg32_s32(p: *const i32) -> i32 {
     // SAFETY: as the caller promises.
     unsafe { asm!("ld.global.nc.b32 {r}, [{p}];", r = out(reg32) r, p = in(reg64) p, options(readonly, nostack)) };
     r
+}
+
+/// `ld.global.v4.b32` where `ok`, zeros elsewhere: data that this thread, or work before this launch, wrote.
+///
+/// # Safety
+/// If `ok`, `p` is 16-byte aligned and points to 16 readable bytes that no other thread writes.
+#[inline(always)]
+pub unsafe fn ldg128_own_or_zero(p: *const u8, ok: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+             "@p ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{p}]; }}",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, p = in(reg64) p, ok = in(reg32) ok as u32,
+             options(nostack))
+    };
+    [a, b, c, d]
 }

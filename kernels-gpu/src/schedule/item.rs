@@ -35,11 +35,11 @@ pub struct Item {
     pub k0: u32,
     /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. 0 ends a list.
     pub k_blocks: u32,
-    /// k after which B goes on in its next tensor, a multiple of 64.
+    /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor (promoted: A and B in their next parts).
     pub segment_k: u32,
     /// Tensor map of A.
     pub a_map: u32,
-    /// Tensor map of B's first segment for this tile width; those of the other segments follow.
+    /// Tensor map of B's first segment for this tile width; those of the other segments follow (promoted: one map has both parts).
     pub b_map: u32,
     /// Tensor map of C.
     pub c_map: u32,

@@ -7,8 +7,7 @@
 //! largest keep 11 bits in fp16; below that, the absolute error is 2^-40 of the largest. Infinities and NaN do not count and
 //! stay what they are.
 use super::lanes::{
-    moved_16_bit, moved_32_bit, summed_column, swizzled_accumulator, swizzled_down_then_right, swizzled_narrowed,
-    swizzled_right_then_down,
+    moved_16_bit, moved_32_bit, summed_column, swizzled_down_then_right, swizzled_narrowed, swizzled_right_then_down,
 };
 use super::layout::{ROW_BYTES, swizzle_128b};
 use crate::config::attention::HEAD_DIM;
@@ -230,7 +229,7 @@ pub unsafe fn store_fragment(rows: u32, n: u32, v: [u32; 4], lanes: Lanes) {
     #[cfg(not(target_feature = "sm_90a"))]
     unsafe {
         use crate::ptx::memory::sts32;
-        let at = (rows + swizzled_accumulator(lanes.lane)) ^ (n << 5);
+        let at = (rows + super::lanes::swizzled_accumulator(lanes.lane)) ^ (n << 5);
         sts32(at, v[0]);
         sts32(at + 8 * ROW_BYTES, v[1]);
         sts32(at ^ 16, v[2]);

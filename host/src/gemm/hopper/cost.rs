@@ -3,7 +3,10 @@
 //! A k-block of a tile costs by its width: 256 columns run at 94 % of the matrix units, narrow tiles wait for shared memory. The rest of
 //! a tile (first fill of the ring, epilogue) depends on the output type, the rest of a part on the width that it parks.
 
+use attn_backward_kernels::config::wgmma::PROMOTE_K_BLOCKS;
 use attn_backward_kernels::params::OutputType;
+
+use super::Accumulation;
 
 /// From the launch to the first finished k-block, and the launch itself as events see it.
 pub const START_NS: u64 = 4_900;
@@ -11,6 +14,9 @@ pub const START_NS: u64 = 4_900;
 pub const PUBLISH_NS: u64 = 1_000;
 /// Memory bandwidth in bytes a microsecond.
 pub const BYTES_PER_US: f64 = 4.3e6;
+
+/// What a promotion adds to a k-block's time: the matrix units run dry only if both warpgroups promote at a time. Estimated, not measured.
+const PROMOTION_NS: u64 = 160;
 
 /// Costs of tiles of one width.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +33,17 @@ pub struct Cost {
 
 impl Cost {
     /// Of tiles `width` columns wide.
-    pub fn of(width: u32, c_type: OutputType) -> Self {
+    pub fn of(accumulation: Accumulation, width: u32, c_type: OutputType) -> Self {
         let bf16 = c_type == OutputType::Bf16;
-        match width {
+        let mut cost = match width {
             256 => Cost { k_block: 635, tile: if bf16 { 1100 } else { 2300 }, part: 1900, add: 1000 },
             192 => Cost { k_block: 490, tile: if bf16 { 950 } else { 1800 }, part: 1500, add: 750 },
             _ => Cost { k_block: 385, tile: if bf16 { 600 } else { 1300 }, part: 1000, add: 500 },
+        };
+        if accumulation == Accumulation::Promoted {
+            cost.k_block += PROMOTION_NS / u64::from(PROMOTE_K_BLOCKS);
         }
+        cost
     }
 }
 

@@ -14,6 +14,7 @@ use std::fmt;
 
 use crate::gemm::ProductShape;
 
+mod accumulation;
 mod cost;
 mod schedule;
 mod search;
@@ -22,27 +23,24 @@ mod tensor_map;
 mod tests;
 mod tiling;
 
+pub use accumulation::Accumulation;
 pub use tensor_map::{ElementType, Pitches, TensorMapSpec, TensorRole};
 pub use tiling::{KSplit, Tiling};
 
+use cost::Cost;
 use schedule::{Run, Scheduled, Times};
 use tiling::{Role, TileGroup};
 
 /// Whether the Hopper kernel takes this product; the portable one takes all.
 ///
-/// It wants something to compute, n a multiple of 64 and at least 128, m a multiple of 64 if A is MN-major, segments of a multiple of 64 k
-/// if there are several, and extents below 2^31.
-pub fn supports(shape: &ProductShape) -> bool {
+/// It wants something to compute, n a multiple of 64 and at least 128, m a multiple of 64 if A is MN-major, and extents below 2^31. Plain:
+/// segments of a multiple of 64 k if there are several; promoted: three segments.
+pub fn supports(accumulation: Accumulation, shape: &ProductShape) -> bool {
     let most = i32::MAX as usize - TILE_K as usize;
     let small = [shape.m, shape.n, shape.k].iter().all(|extent| (1..=most / MAX_SEGMENTS).contains(extent));
     let columns = shape.n.is_multiple_of(64) && shape.n >= 128;
     let rows = shape.a_major == Major::K || shape.m.is_multiple_of(64);
-    let segments = match shape.num_segments {
-        1 => true,
-        2..=MAX_SEGMENTS => shape.k.is_multiple_of(TILE_K as usize),
-        _ => false,
-    };
-    small && columns && rows && segments
+    small && columns && rows && accumulation.supports_segments(shape)
 }
 
 /// Whether the Hopper kernel takes these row pitches: each row starts on a 16-byte boundary, given that the first one does.
@@ -55,6 +53,7 @@ pub fn supports_pitches(pitches: &Pitches, c_type: OutputType) -> bool {
 /// A schedule of one launch.
 #[derive(Clone, Debug)]
 pub struct HopperPlan {
+    accumulation: Accumulation,
     products: Vec<ProductShape>,
     tilings: Vec<Tiling>,
     groups: Vec<TileGroup>,
@@ -69,21 +68,28 @@ impl HopperPlan {
     /// The best schedule that the search finds for `products` (each of them [supported](supports), at most `MAX_PRODUCTS`) on `num_sms` SMs.
     ///
     /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds.
-    pub fn new(products: &[ProductShape], num_sms: usize) -> Option<Self> {
-        let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && products.iter().all(supports);
+    pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize) -> Option<Self> {
+        let all = products.iter().all(|shape| supports(accumulation, shape));
+        let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && all;
         if !supported || num_sms == 0 {
             return None;
         }
-        Some(Self::with_tilings(products, search::search(products, num_sms)?, num_sms))
+        let tilings = search::search(accumulation, products, num_sms)?;
+        Some(Self::with_tilings(accumulation, products, tilings, num_sms))
     }
 
     /// The schedule of given tilings.
-    fn with_tilings(products: &[ProductShape], tilings: Vec<Tiling>, num_sms: usize) -> Self {
+    fn with_tilings(
+        accumulation: Accumulation,
+        products: &[ProductShape],
+        tilings: Vec<Tiling>,
+        num_sms: usize,
+    ) -> Self {
         let groups = search::groups(products, &tilings);
-        let c_type = |product: usize| products[product].c_type;
-        let (runs, num_items) = schedule::runs(&groups, c_type);
-        let mut lists = Lists::new(products, &groups, num_sms);
-        let times = schedule::play(&groups, (&runs, num_items), c_type, num_sms, |block, item| lists.push(block, item));
+        let cost = |group: &TileGroup| Cost::of(accumulation, group.width, products[group.product].c_type);
+        let (runs, num_items) = schedule::runs(&groups, cost);
+        let mut lists = Lists::new(accumulation, products, &groups, num_sms);
+        let times = schedule::play(&groups, (&runs, num_items), cost, num_sms, |block, item| lists.push(block, item));
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
         let mut items = vec![Item::END; num_sms * items_per_block];
@@ -91,6 +97,7 @@ impl HopperPlan {
             row[..list.len()].copy_from_slice(list);
         }
         HopperPlan {
+            accumulation,
             products: products.to_vec(),
             tilings,
             groups,
@@ -100,6 +107,11 @@ impl HopperPlan {
             num_counters: places.counters,
             times,
         }
+    }
+
+    /// How it sums.
+    pub fn accumulation(&self) -> Accumulation {
+        self.accumulation
     }
 
     /// The products, as given.
@@ -148,16 +160,16 @@ impl HopperPlan {
         &self.tilings
     }
 
-    /// Every tensor map of the launch, in the order of `WgmmaParams::maps`: of each product A, C, then B for each tile width in use, segment
-    /// by segment. `operand` is the type of A and B; `pitches` has an entry for each product.
+    /// Every tensor map of the launch, in the order of `WgmmaParams::maps`: of each product A, C, then B for each tile width in use: segment
+    /// by segment, or both parts in one map. `operand` is the type of A and B; `pitches` has an entry for each product.
     pub fn tensor_maps(&self, operand: ElementType, pitches: &[Pitches]) -> Vec<TensorMapSpec> {
         let mut maps = Vec::new();
         for (product, (shape, pitches)) in self.products.iter().zip(pitches).enumerate() {
-            maps.push(TensorMapSpec::a(product, shape, operand, pitches.a));
+            maps.push(TensorMapSpec::a(self.accumulation, product, shape, operand, pitches));
             maps.push(TensorMapSpec::c(product, shape, pitches.c));
             for width in widths_in_use(&self.groups, product) {
-                let segments = 0..shape.num_segments;
-                maps.extend(segments.map(|s| TensorMapSpec::b((product, s), shape, operand, pitches.b, width)));
+                let of = |s| TensorMapSpec::b(self.accumulation, (product, s), shape, operand, pitches, width);
+                maps.extend((0..self.accumulation.num_b_maps(shape)).map(of));
             }
         }
         maps
@@ -166,7 +178,7 @@ impl HopperPlan {
     /// Bytes of all operands and outputs, each once. Operands that products share count for each of them.
     fn bytes(&self) -> usize {
         let of = |p: &ProductShape| {
-            let k = p.k * p.num_segments;
+            let k = p.k * self.accumulation.num_tensors(p);
             2 * k * (p.m + p.n) + p.m * p.n * ElementType::from(p.c_type).bytes()
         };
         self.products.iter().map(of).sum()
@@ -206,9 +218,9 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(products: &[ProductShape], groups: &[TileGroup], num_blocks: usize) -> Self {
+    fn new(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup], num_blocks: usize) -> Self {
         let mut places = Places::default();
-        let first_maps = first_maps(products, groups);
+        let first_maps = first_maps(accumulation, products, groups);
         let group_items = groups.iter().map(|group| {
             let shape = &products[group.product];
             let widths = widths_in_use(groups, group.product);
@@ -222,7 +234,7 @@ impl Lists {
                 segment_k: shape.k.next_multiple_of(TILE_K as usize) as u32,
                 a_map: a_map as u32,
                 c_map: a_map as u32 + 1,
-                b_map: (a_map + 2 + width_index * shape.num_segments) as u32,
+                b_map: (a_map + 2 + width_index * accumulation.num_b_maps(shape)) as u32,
                 parts,
                 ..Item::END
             };
@@ -275,11 +287,11 @@ fn slots_per_tile(item: &Item) -> usize {
 }
 
 /// Index of the first tensor map of each product.
-fn first_maps(products: &[ProductShape], groups: &[TileGroup]) -> Vec<usize> {
+fn first_maps(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup]) -> Vec<usize> {
     let mut next = 0;
     let maps = products.iter().enumerate().map(|(product, shape)| {
         let first = next;
-        next += 2 + widths_in_use(groups, product).len() * shape.num_segments;
+        next += 2 + widths_in_use(groups, product).len() * accumulation.num_b_maps(shape);
         first
     });
     let maps = maps.collect();

@@ -3,7 +3,6 @@
 //! The search and the plan use the same function, so a plan's prediction is that of the lists it was chosen for.
 
 use attn_backward_kernels::config::wgmma::groups_per_stage;
-use attn_backward_kernels::params::OutputType;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -60,10 +59,10 @@ pub struct Times {
 }
 
 /// The runs of all groups, longest items first, and the number of items.
-pub fn runs(groups: &[TileGroup], c_type: impl Fn(usize) -> OutputType) -> (Vec<Run>, usize) {
+pub fn runs(groups: &[TileGroup], cost: impl Fn(&TileGroup) -> Cost) -> (Vec<Run>, usize) {
     let mut runs = Vec::new();
     for (index, group) in groups.iter().enumerate() {
-        let cost = Cost::of(group.width, c_type(group.product));
+        let cost = cost(group);
         for (role, range) in group.split.ranges(group.k_blocks) {
             let rest = match role {
                 Role::Whole => cost.tile,
@@ -113,7 +112,7 @@ impl Loads {
 pub fn play(
     groups: &[TileGroup],
     (runs, items): (&[Run], usize),
-    c_type: impl Fn(usize) -> OutputType,
+    cost: impl Fn(&TileGroup) -> Cost,
     blocks: usize,
     mut emit: impl FnMut(usize, Scheduled),
 ) -> Times {
@@ -145,7 +144,7 @@ pub fn play(
     }
     for run in runs.iter().filter(|run| run.role == Role::Owner) {
         let group = &groups[run.group];
-        let cost = Cost::of(group.width, c_type(group.product));
+        let cost = cost(group);
         let after_wait = cost.tile + u64::from(group.split.parts()) * cost.add;
         for tile in 0..run.count {
             let block = block_of[run.first + tile];

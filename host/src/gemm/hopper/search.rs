@@ -7,6 +7,8 @@ use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
 use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use std::collections::BTreeSet;
 
+use super::Accumulation;
+use super::cost::Cost;
 use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
@@ -30,34 +32,33 @@ enum Order {
     DeepestLast,
 }
 
-/// Whether `tiling` has 256-wide tiles whose owner leaves `parts` parts of about `k_blocks / share`.
-fn is_cut(tiling: &Tiling, k_blocks: u32, share: u32, parts: u32) -> bool {
+/// Whether `tiling` has tiles of width `widest` whose owner leaves `parts` parts of about `k_blocks / share`.
+fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32)) -> bool {
     let KSplit::Owner { part_k_blocks, parts: found } = tiling.split else { return false };
     let step = split_step(k_blocks);
-    tiling.widths[0] == 256 && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
+    tiling.widths[0] == widest && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
 }
 
 /// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
-pub fn search(products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> {
-    let mut search = Search { products, num_sms, played: 0 };
+pub fn search(accumulation: Accumulation, products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> {
+    let mut search = Search { accumulation, products, num_sms, played: 0 };
+    let allowed = accumulation.tile_widths();
+    let widest = allowed[0];
     let units = units(products);
     let options: Vec<Vec<Tiling>> = units.iter().map(|unit| search.options(&products[unit[0]])).collect();
-    let led_by = |lead| -> Vec<Tiling> {
-        let narrower = |p: &ProductShape| Tiling { widths: widths_led_by(lead, p.n), ..Tiling::widest(p.n) };
-        products.iter().map(narrower).collect()
-    };
+    let led_by = |lead| -> Vec<Tiling> { products.iter().map(|p| Tiling::led_by(lead, p.n, allowed)).collect() };
     // What one step of the descent cannot reach: narrow tiles everywhere, and the deepest products cut before the others are fitted in.
-    let mut starts = vec![(led_by(256), Order::DeepestFirst)];
+    let mut starts = vec![(led_by(widest), Order::DeepestFirst)];
     for cut in &options[0] {
-        if START_CUTS.iter().any(|(share, parts)| is_cut(cut, k_blocks(&products[units[0][0]]), *share, *parts)) {
-            let mut start = led_by(256);
+        if START_CUTS.iter().any(|start| is_cut(cut, widest, k_blocks(&products[units[0][0]]), *start)) {
+            let mut start = led_by(widest);
             for &product in &units[0] {
                 start[product] = cut.clone();
             }
             starts.push((start, Order::DeepestLast));
         }
     }
-    starts.extend([192, 128].map(|lead| (led_by(lead), Order::DeepestFirst)));
+    starts.extend(allowed[1..].iter().map(|lead| (led_by(*lead), Order::DeepestFirst)));
 
     let mut best: Option<(u64, Vec<Tiling>)> = None;
     for (start, order) in starts {
@@ -76,12 +77,13 @@ pub fn groups(products: &[ProductShape], tilings: &[Tiling]) -> Vec<TileGroup> {
 }
 
 /// Tensor maps that a choice needs.
-pub fn num_tensor_maps(products: &[ProductShape], groups: &[TileGroup]) -> usize {
+pub fn num_tensor_maps(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup]) -> usize {
     let used: BTreeSet<(usize, u32)> = groups.iter().map(|g| (g.product, g.width)).collect();
-    2 * products.len() + used.iter().map(|(product, _)| products[*product].num_segments).sum::<usize>()
+    2 * products.len() + used.iter().map(|(product, _)| accumulation.num_b_maps(&products[*product])).sum::<usize>()
 }
 
 struct Search<'a> {
+    accumulation: Accumulation,
     products: &'a [ProductShape],
     num_sms: usize,
     played: usize,
@@ -91,15 +93,15 @@ impl Search<'_> {
     /// Makespan of a choice; `None` if it is certainly not below `limit`, needs too many tensor maps, or the effort is spent.
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
         let groups = groups(self.products, tilings);
-        let c_type = |product: usize| self.products[product].c_type;
-        let (runs, items) = runs(&groups, c_type);
+        let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, self.products[group.product].c_type);
+        let (runs, items) = runs(&groups, cost);
         let hopeless = lower_bound_ns(&runs, self.num_sms) >= limit;
         let spent = limit != u64::MAX && self.played + items > MAX_ITEMS_PLAYED;
-        if hopeless || spent || num_tensor_maps(self.products, &groups) > MAX_TENSOR_MAPS {
+        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > MAX_TENSOR_MAPS {
             return None;
         }
         self.played += items;
-        Some(play(&groups, (&runs, items), c_type, self.num_sms, |_, _| {}).makespan_ns)
+        Some(play(&groups, (&runs, items), cost, self.num_sms, |_, _| {}).makespan_ns)
     }
 
     /// Improves one unit after the other until none gets better.
@@ -137,9 +139,10 @@ impl Search<'_> {
 
     /// Ways to cut a product, the simple ones first.
     fn options(&self, shape: &ProductShape) -> Vec<Tiling> {
-        let mut leads: Vec<Vec<u32>> = [256, 192, 128].map(|lead| widths_led_by(lead, shape.n)).into();
+        let allowed = self.accumulation.tile_widths();
+        let mut leads: Vec<Vec<u32>> = allowed.iter().map(|lead| widths_led_by(*lead, shape.n, allowed)).collect();
         leads.dedup();
-        let all = if shape.n <= MAX_N_FOR_ALL_WIDTHS { all_widths(shape.n) } else { leads.clone() };
+        let all = if shape.n <= MAX_N_FOR_ALL_WIDTHS { all_widths(shape.n, allowed) } else { leads.clone() };
         let whole = |widths, narrow_row_blocks| Tiling { widths, split: KSplit::Whole, narrow_row_blocks };
         let mut options: Vec<Tiling> = all.into_iter().map(|widths| whole(widths, 0)).collect();
         let row_blocks = shape.m.div_ceil(TILE_M as usize);

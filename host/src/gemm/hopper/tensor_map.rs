@@ -6,6 +6,7 @@
 use attn_backward_kernels::config::wgmma::{TILE_K, TILE_M};
 use attn_backward_kernels::params::{Major, OutputType};
 
+use super::Accumulation;
 use crate::gemm::ProductShape;
 
 /// Element type of a tensor map.
@@ -38,23 +39,27 @@ impl From<OutputType> for ElementType {
     }
 }
 
-/// Row pitches of a product's tensors in elements. All of A's segments lie side by side along K in one tensor; B's are tensors of one pitch.
+/// Where the rows, and the parts, of a product's tensors are. All tensors of A have one row pitch, those of B too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pitches {
-    /// Of A.
+    /// Row pitch of A in elements.
     pub a: usize,
-    /// Of B.
+    /// Row pitch of B in elements.
     pub b: usize,
-    /// Of C.
+    /// Row pitch of C in elements.
     pub c: usize,
+    /// Bytes from the high part of A to the low one, a multiple of 16 below 2^40; of no meaning if there is but one.
+    pub a_part_bytes: u64,
+    /// The same of B.
+    pub b_part_bytes: u64,
 }
 
 /// Which tensor a map describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// A, all segments.
+    /// A, all segments or both parts.
     A,
-    /// One segment of B.
+    /// One segment of B, or (`segment` = 0) both parts.
     B {
         /// Which one.
         segment: usize,
@@ -68,7 +73,7 @@ pub enum TensorRole {
 pub struct TensorMapSpec {
     /// Index of the product.
     pub product: usize,
-    /// Which of its tensors; the map's base is that tensor's first element.
+    /// Which of its tensors; the map's base is the first element of that tensor, or of its high part.
     pub role: TensorRole,
     /// Element type.
     pub element: ElementType,
@@ -82,24 +87,39 @@ pub struct TensorMapSpec {
 
 impl TensorMapSpec {
     /// A: 128 rows by 64 k a box.
-    pub(super) fn a(product: usize, shape: &ProductShape, element: ElementType, pitch: usize) -> Self {
-        let k = shape.num_segments * shape.k;
-        let (dims, strides_bytes, box_dims) = match shape.a_major {
-            Major::K => k_major(shape.m, k, pitch * element.bytes(), TILE_M),
-            Major::Mn => mn_major(shape.m, k, pitch * element.bytes(), TILE_M),
+    pub(super) fn a(
+        accumulation: Accumulation,
+        product: usize,
+        shape: &ProductShape,
+        element: ElementType,
+        pitches: &Pitches,
+    ) -> Self {
+        let pitch_bytes = pitches.a * element.bytes();
+        let extents = |k| match shape.a_major {
+            Major::K => k_major(shape.m, k, pitch_bytes, TILE_M),
+            Major::Mn => mn_major(shape.m, k, pitch_bytes, TILE_M),
+        };
+        let (dims, strides_bytes, box_dims) = match accumulation {
+            Accumulation::Plain => extents(shape.num_segments * shape.k),
+            Accumulation::Promoted => two_parts(extents(shape.k), pitches.a_part_bytes),
         };
         TensorMapSpec { product, role: TensorRole::A, element, dims, strides_bytes, box_dims }
     }
 
-    /// A segment of B: `width` columns by 64 k a box.
+    /// A segment of B, or both parts: `width` columns by 64 k a box.
     pub(super) fn b(
+        accumulation: Accumulation,
         (product, segment): (usize, usize),
         shape: &ProductShape,
         element: ElementType,
-        pitch: usize,
+        pitches: &Pitches,
         width: u32,
     ) -> Self {
-        let (dims, strides_bytes, box_dims) = mn_major(shape.n, shape.k, pitch * element.bytes(), width);
+        let extents = mn_major(shape.n, shape.k, pitches.b * element.bytes(), width);
+        let (dims, strides_bytes, box_dims) = match accumulation {
+            Accumulation::Plain => extents,
+            Accumulation::Promoted => two_parts(extents, pitches.b_part_bytes),
+        };
         TensorMapSpec { product, role: TensorRole::B { segment }, element, dims, strides_bytes, box_dims }
     }
 
@@ -129,4 +149,12 @@ fn k_major(mn: usize, k: usize, pitch_bytes: usize, tile: u32) -> Extents {
 /// `[k, mn]` row-major as (64 of mn, k, mn / 64): one 128-byte row of shared memory for each k of a chunk.
 fn mn_major(mn: usize, k: usize, pitch_bytes: usize, tile: u32) -> Extents {
     (vec![64, k as u64, mn as u64 / 64], vec![pitch_bytes as u64, 128], vec![64, TILE_K, tile / 64])
+}
+
+/// The high and the low part as one tensor, the part outermost; a box is of one part.
+fn two_parts((mut dims, mut strides_bytes, mut box_dims): Extents, part_bytes: u64) -> Extents {
+    dims.push(2);
+    strides_bytes.push(part_bytes);
+    box_dims.push(1);
+    (dims, strides_bytes, box_dims)
 }

@@ -1,7 +1,8 @@
 //! Invariants of the lists, and the search against the schedules that were measured best.
 
+use super::Accumulation::{Plain, Promoted};
 use super::*;
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_WIDTHS, groups_per_stage};
+use attn_backward_kernels::config::wgmma::{MAX_SPLITS, groups_per_stage, segment_parts};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -30,6 +31,18 @@ fn cross(rows_dec: usize, rows_enc: usize) -> Vec<ProductShape> {
         dgrad(rows_enc, 1024, 1024, 2, OutputType::F32),
         wgrad(2048, 1024, rows_enc, OutputType::F32),
     ]
+}
+
+/// Operation B in `High`.
+fn cross_high(rows_dec: usize, rows_enc: usize) -> Vec<ProductShape> {
+    let products = [
+        dgrad(rows_dec, 1536, 4096, 3, OutputType::F32),
+        wgrad(4096, 1536, rows_dec, OutputType::F32),
+        dgrad(rows_enc, 1024, 2048, 3, OutputType::F32),
+        wgrad(1024, 1024, rows_enc, OutputType::F32),
+        wgrad(1024, 1024, rows_enc, OutputType::F32),
+    ];
+    products.map(|product| ProductShape { num_segments: 3, ..product }).into()
 }
 
 const AUDIO_SUITE: [usize; 16] = [1280, 373, 997, 1249, 448, 1163, 449, 1024, 256, 640, 1087, 211, 853, 128, 613, 919];
@@ -67,7 +80,7 @@ struct TileItems {
 
 /// Checks everything that the kernel relies on.
 fn check(plan: &HopperPlan) {
-    let pitches = vec![Pitches { a: 8, b: 8, c: 8 }; plan.products.len()];
+    let pitches = vec![Pitches { a: 8, b: 8, c: 8, a_part_bytes: 16, b_part_bytes: 16 }; plan.products.len()];
     let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
     assert!(maps.len() <= MAX_TENSOR_MAPS);
     let mut tiles: HashMap<(u32, u32, u32, u32), TileItems> = HashMap::new();
@@ -79,14 +92,16 @@ fn check(plan: &HopperPlan) {
         for item in &list[..len] {
             let shape = &plan.products[item.product as usize];
             assert_eq!(item.a_major, shape.a_major as u32);
-            assert!(TILE_WIDTHS.contains(&item.width));
+            assert!(plan.accumulation.tile_widths().contains(&item.width));
+            assert_eq!(item.segment_k as usize, shape.k.next_multiple_of(64));
             let (a, c) = (&maps[item.a_map as usize], &maps[item.c_map as usize]);
             assert_eq!((a.product as u32, a.role), (item.product, TensorRole::A));
             assert_eq!((c.product as u32, c.role), (item.product, TensorRole::C));
-            for segment in 0..shape.num_segments {
+            let b_maps = if plan.accumulation == Plain { shape.num_segments } else { 1 };
+            for segment in 0..b_maps {
                 let b = &maps[item.b_map as usize + segment];
                 assert_eq!((b.product as u32, b.role), (item.product, TensorRole::B { segment }));
-                assert_eq!(b.box_dims, [64, 64, item.width / 64]);
+                assert_eq!(b.box_dims[..3], [64, 64, item.width / 64]);
             }
             let tile = tiles.entry((item.product, item.m0, item.n0, item.width)).or_default();
             if item.parts > 0 {
@@ -166,16 +181,45 @@ proptest! {
         heads in 2usize..24,
         num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
     ) {
-        check(&HopperPlan::new(&audio(rows, 64 * heads), num_sms).unwrap());
+        check(&HopperPlan::new(Plain, &audio(rows, 64 * heads), num_sms).unwrap());
         let (n, k) = (64 * heads, 8 * heads);
         let products = [dgrad(rows, n, k, 1, OutputType::F32), wgrad(64 * heads, n, rows, OutputType::F32)];
-        check(&HopperPlan::new(&products, num_sms).unwrap());
+        check(&HopperPlan::new(Plain, &products, num_sms).unwrap());
+    }
+
+    #[test]
+    fn promoted_lists_cover_every_product_once(
+        rows in 1usize..2000,
+        heads in 2usize..24,
+        num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
+    ) {
+        let n = 64 * heads;
+        let products = [dgrad(rows, n, 8 * heads, 3, OutputType::F32), wgrad(n, n, rows, OutputType::F32)];
+        let products = products.map(|product| ProductShape { num_segments: 3, ..product });
+        check(&HopperPlan::new(Promoted, &products, num_sms).unwrap());
+    }
+
+    #[test]
+    fn every_promoted_tiling_gives_complete_lists(
+        rows in 1usize..600,
+        widths in prop::sample::select(tiling::all_widths(1280, Promoted.tile_widths())),
+        narrow_row_blocks in 0usize..3,
+        parts in 2u32..=12,
+        part_k_blocks in 1u32..12,
+    ) {
+        // 3 segments of 6 k-blocks, the last of each partly filled.
+        let shape = dgrad(rows, 1280, 330, 3, OutputType::F32);
+        let splits = [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }];
+        for split in splits.into_iter().filter(|split| split.fits(18)) {
+            let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
+            check(&HopperPlan::with_tilings(Promoted, &[shape], vec![tiling], NUM_SMS));
+        }
     }
 
     #[test]
     fn every_tiling_gives_complete_lists(
         rows in 1usize..600,
-        widths in prop::sample::select(tiling::all_widths(1280)),
+        widths in prop::sample::select(tiling::all_widths(1280, Plain.tile_widths())),
         narrow_row_blocks in 0usize..3,
         parts in 2u32..=12,
         part_k_blocks in 1u32..12,
@@ -183,7 +227,7 @@ proptest! {
         let shape = dgrad(rows, 1280, 1280, 3, OutputType::Bf16);
         for split in [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }] {
             let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
-            check(&HopperPlan::with_tilings(&[shape], vec![tiling], NUM_SMS));
+            check(&HopperPlan::with_tilings(Plain, &[shape], vec![tiling], NUM_SMS));
         }
     }
 }
@@ -191,12 +235,41 @@ proptest! {
 #[test]
 fn suite_plans_are_complete() {
     for total_seq_len in AUDIO_SUITE {
-        check(&HopperPlan::new(&audio(total_seq_len, 1280), NUM_SMS).unwrap());
+        check(&HopperPlan::new(Plain, &audio(total_seq_len, 1280), NUM_SMS).unwrap());
         let first = [dgrad(total_seq_len, 1280, 1280, 1, OutputType::F32)];
-        check(&HopperPlan::new(&first, NUM_SMS).unwrap());
+        check(&HopperPlan::new(Plain, &first, NUM_SMS).unwrap());
     }
     for (batch, dec, enc) in CROSS_SUITE {
-        check(&HopperPlan::new(&cross(batch * dec, batch * enc), NUM_SMS).unwrap());
+        check(&HopperPlan::new(Plain, &cross(batch * dec, batch * enc), NUM_SMS).unwrap());
+        let plan = HopperPlan::new(Promoted, &cross_high(batch * dec, batch * enc), NUM_SMS).unwrap();
+        println!("B High, {batch} x ({dec}, {enc}):\n{plan}");
+        check(&plan);
+    }
+}
+
+#[test]
+fn promoted_lists_multiply_low_and_high_parts_as_the_formula_says() {
+    let shape = ProductShape { num_segments: 3, ..wgrad(256, 320, 1000, OutputType::F32) };
+    let tiling = |split| Tiling { widths: vec![192, 128], split, narrow_row_blocks: 0 };
+    let k_blocks = 16; // of a segment: 1000 / 64, rounded up
+    for split in [KSplit::Whole, KSplit::Parts(7), KSplit::Owner { part_k_blocks: 5, parts: 3 }] {
+        let plan = HopperPlan::with_tilings(Promoted, &[shape], vec![tiling(split)], 3);
+        let mut multiplied: HashMap<_, Vec<_>> = HashMap::new();
+        for item in plan.items().iter().filter(|item| item.k_blocks > 0 && item.kind != item_kind::REDUCE) {
+            for block in item.k0 / 64..item.k0 / 64 + item.k_blocks {
+                let segment = block * 64 / item.segment_k;
+                let k = block * 64 - segment * item.segment_k;
+                multiplied.entry((item.m0, item.n0)).or_default().push((segment_parts(segment), k));
+            }
+        }
+        assert_eq!(multiplied.len(), 4);
+        for mut pairs in multiplied.into_values() {
+            pairs.sort_unstable();
+            let (high, low) = (0, 1);
+            let products = [[high, high], [high, low], [low, high]];
+            let expected: Vec<_> = products.iter().flat_map(|p| (0..k_blocks).map(|k| (*p, 64 * k))).collect();
+            assert_eq!(pairs, expected, "{split}");
+        }
     }
 }
 
@@ -223,8 +296,8 @@ fn search_is_at_least_as_good_as_the_measured_best_schedules() {
     for (total_seq_len, [dx, first, second], _) in measured_best() {
         let products = audio(total_seq_len, 1280);
         let tilings = vec![dx, first.clone(), first, second.clone(), second];
-        let best = HopperPlan::with_tilings(&products, tilings, NUM_SMS).times.makespan_ns;
-        let found = HopperPlan::new(&products, NUM_SMS).unwrap().times.makespan_ns;
+        let best = HopperPlan::with_tilings(Plain, &products, tilings, NUM_SMS).times.makespan_ns;
+        let found = HopperPlan::new(Plain, &products, NUM_SMS).unwrap().times.makespan_ns;
         println!("T = {total_seq_len}: found {found} ns, measured best {best} ns");
         assert!(found <= best, "T = {total_seq_len}: found {found} ns, measured best {best} ns");
     }
@@ -235,7 +308,7 @@ fn cost_model_is_within_15_percent_of_the_measured_times() {
     // At T = 128 a chain of memory latencies rules, which the model does not have: 12.4 us against 16.8.
     for (total_seq_len, [dx, first, second], measured_us) in measured_best() {
         let tilings = vec![dx, first.clone(), first, second.clone(), second];
-        let plan = HopperPlan::with_tilings(&audio(total_seq_len, 1280), tilings, NUM_SMS);
+        let plan = HopperPlan::with_tilings(Plain, &audio(total_seq_len, 1280), tilings, NUM_SMS);
         let predicted_us = plan.predicted_us();
         println!("T = {total_seq_len}: predicted {predicted_us:.1} us, measured {measured_us:.1} us");
         assert!(total_seq_len == 128 || (predicted_us / measured_us - 1.0).abs() < 0.15);
@@ -244,15 +317,17 @@ fn cost_model_is_within_15_percent_of_the_measured_times() {
 
 #[test]
 fn plans_are_repeatable() {
-    let plan = || HopperPlan::new(&audio(853, 1280), NUM_SMS).unwrap();
+    let plan = || HopperPlan::new(Plain, &audio(853, 1280), NUM_SMS).unwrap();
     assert_eq!(plan().items(), plan().items());
 }
 
 #[test]
 fn long_sequences_are_planned_quickly_and_in_little_workspace() {
-    for products in [audio(100_000, 1280), cross(60_000, 120_000)] {
+    let launches =
+        [(Plain, audio(100_000, 1280)), (Plain, cross(60_000, 120_000)), (Promoted, cross_high(60_000, 120_000))];
+    for (accumulation, products) in launches {
         let start = Instant::now();
-        let plan = HopperPlan::new(&products, NUM_SMS).unwrap();
+        let plan = HopperPlan::new(accumulation, &products, NUM_SMS).unwrap();
         println!("{plan}\n  planned in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
         assert!(plan.mean_load_us() * 1.05 > plan.times.makespan_ns as f64 / 1e3);
     }
@@ -261,8 +336,8 @@ fn long_sequences_are_planned_quickly_and_in_little_workspace() {
 #[test]
 fn unsupported_shapes_are_left_to_the_portable_kernel() {
     let good = dgrad(373, 1280, 1280, 3, OutputType::Bf16);
-    assert!(supports(&good) && supports(&wgrad(1280, 1280, 1, OutputType::F32)));
-    assert!(supports(&dgrad(1, 128, 8, 1, OutputType::F32)));
+    assert!(supports(Plain, &good) && supports(Plain, &wgrad(1280, 1280, 1, OutputType::F32)));
+    assert!(supports(Plain, &dgrad(1, 128, 8, 1, OutputType::F32)));
     for bad in [
         ProductShape { m: 0, ..good },
         ProductShape { k: 0, ..good },
@@ -274,15 +349,20 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
         ProductShape { m: 1 << 31, ..good },
         wgrad(96, 1280, 128, OutputType::F32),
     ] {
-        assert!(!supports(&bad), "{bad:?}");
-        assert!(HopperPlan::new(&[bad], NUM_SMS).is_none());
+        assert!(!supports(Plain, &bad), "{bad:?}");
+        assert!(HopperPlan::new(Plain, &[bad], NUM_SMS).is_none());
     }
-    assert!(HopperPlan::new(&[], NUM_SMS).is_none());
+    assert!(HopperPlan::new(Plain, &[], NUM_SMS).is_none());
     // Five products of three segments each can need more maps than a launch holds; the search avoids that or refuses.
-    if let Some(plan) = HopperPlan::new(&[good; 5], NUM_SMS) {
+    if let Some(plan) = HopperPlan::new(Plain, &[good; 5], NUM_SMS) {
         check(&plan);
     }
-    let pitches = Pitches { a: 1280, b: 1288, c: 1284 };
+    let promoted = ProductShape { k: 373, ..good };
+    assert!(supports(Promoted, &promoted) && !supports(Plain, &promoted));
+    for bad in [ProductShape { num_segments: 1, ..promoted }, ProductShape { n: 64, ..promoted }] {
+        assert!(!supports(Promoted, &bad) && HopperPlan::new(Promoted, &[bad], NUM_SMS).is_none(), "{bad:?}");
+    }
+    let pitches = Pitches { a: 1280, b: 1288, c: 1284, a_part_bytes: 0, b_part_bytes: 0 };
     assert!(supports_pitches(&pitches, OutputType::F32) && !supports_pitches(&pitches, OutputType::Bf16));
     assert!(!supports_pitches(&Pitches { a: 1281, ..pitches }, OutputType::F32));
 }
@@ -290,8 +370,8 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
 #[test]
 fn tensor_maps_describe_the_operands() {
     let products = audio(373, 1280);
-    let plan = HopperPlan::new(&products, NUM_SMS).unwrap();
-    let mut pitches = vec![Pitches { a: 3840, b: 1280, c: 1280 }; 5];
+    let plan = HopperPlan::new(Plain, &products, NUM_SMS).unwrap();
+    let mut pitches = vec![Pitches { a: 3840, b: 1280, c: 1280, a_part_bytes: 0, b_part_bytes: 0 }; 5];
     pitches[4].a = 1280;
     let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
     let spec = |product, role| maps.iter().find(|m| m.product == product && m.role == role).unwrap();
@@ -306,28 +386,41 @@ fn tensor_maps_describe_the_operands() {
     assert_eq!(weight.box_dims, [64, 64, 2]);
     let c = spec(0, TensorRole::C);
     assert_eq!((&c.dims[..], &c.strides_bytes[..], &c.box_dims[..]), (&[1280, 373][..], &[2560][..], &[64, 64][..]));
-    for map in &maps {
+    check_driver_rules(&maps);
+}
+
+#[test]
+fn tensor_maps_of_promoted_products_cover_both_parts() {
+    // A of the first is (k, m, 1, part), of the second (64 of m, k, m / 64, part); 373 and 1000 k end inside a box: zeros, not the other part.
+    let products = [
+        dgrad(373, 1536, 1000, 3, OutputType::F32),
+        ProductShape { num_segments: 3, ..wgrad(4096, 1536, 373, OutputType::F32) },
+    ];
+    let plan = HopperPlan::new(Promoted, &products, NUM_SMS).unwrap();
+    let dgrad_pitches = Pitches { a: 1000, b: 1536, c: 1536, a_part_bytes: 746_240, b_part_bytes: 3_072_000 };
+    let wgrad_pitches = Pitches { a: 4096, b: 1536, c: 1536, a_part_bytes: 3_055_616, b_part_bytes: 1_146_112 };
+    let maps = plan.tensor_maps(ElementType::F16, &[dgrad_pitches, wgrad_pitches]);
+    let spec = |product, role| maps.iter().find(|m| m.product == product && m.role == role).unwrap();
+    let a = spec(0, TensorRole::A);
+    assert_eq!((&a.dims[..], &a.box_dims[..]), (&[1000, 373, 1, 2][..], &[64, 128, 1, 1][..]));
+    assert_eq!(a.strides_bytes, [2000, 2000 * 373, 746_240]);
+    let b = spec(0, TensorRole::B { segment: 0 });
+    assert_eq!((&b.dims[..], &b.strides_bytes[..]), (&[64, 1000, 24, 2][..], &[3072, 128, 3_072_000][..]));
+    let a = spec(1, TensorRole::A);
+    assert_eq!((&a.dims[..], &a.box_dims[..]), (&[64, 373, 64, 2][..], &[64, 64, 2, 1][..]));
+    assert_eq!(a.strides_bytes, [8192, 128, 3_055_616]);
+    let b = spec(1, TensorRole::B { segment: 0 });
+    assert_eq!((&b.dims[..], &b.strides_bytes[..]), (&[64, 373, 24, 2][..], &[3072, 128, 1_146_112][..]));
+    assert!(maps.iter().all(|map| !matches!(map.role, TensorRole::B { segment: 1.. })));
+    check_driver_rules(&maps);
+}
+
+/// What `cuTensorMapEncodeTiled` asks for, with the 128-byte swizzle.
+fn check_driver_rules(maps: &[TensorMapSpec]) {
+    for map in maps {
         assert!(map.strides_bytes.iter().all(|stride| stride % 16 == 0 && *stride < 1 << 40));
         assert!(map.box_dims[0] * map.element.bytes() as u32 == 128 && map.box_dims.iter().all(|b| *b <= 256));
         assert_eq!(map.strides_bytes.len() + 1, map.dims.len());
         assert_eq!(map.box_dims.len(), map.dims.len());
-    }
-}
-
-/// `cargo test --release -p attn-backward hopper -- --ignored --nocapture`: prints the suites' plans and how long they took to find.
-#[test]
-#[ignore = "prints"]
-fn print_suite_plans() {
-    let print = |products: &[ProductShape]| {
-        let start = Instant::now();
-        let plan = HopperPlan::new(products, NUM_SMS).unwrap();
-        println!("{plan}\n  planned in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
-    };
-    for total_seq_len in AUDIO_SUITE {
-        print(&audio(total_seq_len, 1280));
-    }
-    print(&[dgrad(1280, 1280, 1280, 1, OutputType::F32)]);
-    for (batch, dec, enc) in CROSS_SUITE {
-        print(&cross(batch * dec, batch * enc));
     }
 }

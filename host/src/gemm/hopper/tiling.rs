@@ -100,9 +100,9 @@ impl KSplit {
 }
 
 impl Tiling {
-    /// As wide as possible, K whole.
-    pub fn widest(n: usize) -> Self {
-        Tiling { widths: widths_led_by(256, n), split: KSplit::Whole, narrow_row_blocks: 0 }
+    /// As many tiles of width `lead` as possible, K whole.
+    pub fn led_by(lead: u32, n: usize, allowed: &[u32]) -> Self {
+        Tiling { widths: widths_led_by(lead, n, allowed), split: KSplit::Whole, narrow_row_blocks: 0 }
     }
 
     /// The product's tiles by width.
@@ -128,7 +128,8 @@ impl Tiling {
             }
         };
         add(&self.widths, 0..row_blocks - narrow);
-        add(&widths_led_by(128, shape.n), row_blocks - narrow..row_blocks);
+        // 128, and at most one 192: every kernel has these.
+        add(&widths_led_by(128, shape.n, &TILE_WIDTHS), row_blocks - narrow..row_blocks);
         groups
     }
 }
@@ -158,8 +159,9 @@ pub fn k_blocks(shape: &ProductShape) -> u32 {
     (shape.num_segments * shape.k.div_ceil(TILE_K as usize)) as u32
 }
 
-/// Tile widths that add up to `n` (a multiple of 64, at least 128): as many of `width` as leave something that the others can fill.
-pub fn widths_led_by(width: u32, n: usize) -> Vec<u32> {
+/// Widths of `allowed` (192, 128 and maybe 256) that add up to `n` (a multiple of 64, at least 128): as many of `width` as leave something
+/// that the others can fill.
+pub fn widths_led_by(width: u32, n: usize, allowed: &[u32]) -> Vec<u32> {
     let mut count = n / width as usize;
     loop {
         let rest = n - count * width as usize;
@@ -168,7 +170,8 @@ pub fn widths_led_by(width: u32, n: usize) -> Vec<u32> {
             0 => Some(&[]),
             128 => Some(&[128]),
             192 => Some(&[192]),
-            256 => Some(&[256]),
+            256 if allowed.contains(&256) => Some(&[256]),
+            256 => Some(&[128, 128]),
             320 => Some(&[192, 128]),
             _ => None,
         };
@@ -182,11 +185,12 @@ pub fn widths_led_by(width: u32, n: usize) -> Vec<u32> {
     }
 }
 
-/// Every multiset of tile widths that adds up to `n`, wide tiles first.
-pub fn all_widths(n: usize) -> Vec<Vec<u32>> {
+/// Every multiset of widths of `allowed` (192, 128 and maybe 256) that adds up to `n`, wide tiles first.
+pub fn all_widths(n: usize, allowed: &[u32]) -> Vec<Vec<u32>> {
     let units = n / 64;
+    let most_wide = if allowed.contains(&256) { units / 4 } else { 0 };
     let mut all = Vec::new();
-    for wide in (0..=units / 4).rev() {
+    for wide in (0..=most_wide).rev() {
         for middle in (0..=(units - 4 * wide) / 3).rev() {
             let rest = units - 4 * wide - 3 * middle;
             if rest.is_multiple_of(2) {
@@ -232,20 +236,23 @@ impl fmt::Display for Tiling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use attn_backward_kernels::config::wgmma::PROMOTED_TILE_WIDTHS;
 
     #[test]
     fn widths_cover_every_supported_n_exactly() {
-        for n in (128..=4096).step_by(64) {
-            for lead in TILE_WIDTHS {
-                let widths = widths_led_by(lead, n);
-                assert_eq!(widths.iter().sum::<u32>() as usize, n);
-                assert!(widths.iter().all(|w| TILE_WIDTHS.contains(w)));
+        for allowed in [&TILE_WIDTHS[..], &PROMOTED_TILE_WIDTHS] {
+            let covers = |widths: &[u32], n: usize| {
+                widths.iter().sum::<u32>() as usize == n && widths.iter().all(|w| allowed.contains(w))
+            };
+            for n in (128..=4096).step_by(64) {
+                assert!(allowed.iter().all(|lead| covers(&widths_led_by(*lead, n, allowed), n)), "{n}");
+            }
+            for n in [128, 192, 320, 1280, 1536] {
+                assert!(all_widths(n, allowed).iter().all(|widths| covers(widths, n)), "{n}");
             }
         }
-        for n in [128, 192, 320, 1280, 1536] {
-            assert!(all_widths(n).iter().all(|widths| widths.iter().sum::<u32>() as usize == n));
-        }
-        assert_eq!(all_widths(1280).len(), 14);
+        assert_eq!(all_widths(1280, &TILE_WIDTHS).len(), 14);
+        assert_eq!(all_widths(1280, &PROMOTED_TILE_WIDTHS).len(), 4);
     }
 
     #[test]

@@ -3,7 +3,7 @@ use super::Entry;
 use super::operand::Operand;
 use super::output::{Output, row_exponents, scale_group, store};
 use super::parts::park;
-use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, groups_per_stage, named_barrier};
+use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, PROMOTE_K_BLOCKS, groups_per_stage, named_barrier};
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::hopper::{named_barrier, pin, wgmma_commit, wgmma_fence, wgmma_wait};
 use crate::ptx::memory::lds128;
@@ -32,7 +32,11 @@ impl Consumer {
         unsafe {
             // Loaded now, so that the latency hides behind the multiplication.
             let exponents = row_exponents::<E>(product::<E>(item), item.m0 + self.row());
-            self.multiply::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+            if E::Operand::PROMOTED {
+                self.multiply_promoted::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+            } else {
+                self.multiply::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+            }
             if item.kind == item_kind::PART {
                 park::<E, R>(item, &acc, self.warpgroup, self.thread);
             } else {
@@ -55,7 +59,35 @@ impl Consumer {
         self.warpgroup * 64 + (self.thread / 32) * 16 + self.thread % 32 / 4
     }
 
-    /// All k-blocks of an item.
+    /// All k-blocks of an item, each [`PROMOTE_K_BLOCKS`] of them summed by the matrix units, the sums by fp32 additions.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`]; `k_blocks > 0`.
+    #[inline(always)]
+    unsafe fn multiply_promoted<O: Operand, const A_MN: u32, const R: usize>(
+        &mut self,
+        total: &mut [f32; R],
+        mut k_blocks: u32,
+    ) {
+        let mut acc = [0f32; R];
+        // The second warpgroup promotes half a period later: while one adds and its wgmma have run dry, the other has the matrix units.
+        let mut count = PROMOTE_K_BLOCKS >> self.warpgroup;
+        loop {
+            count = if count < k_blocks { count } else { k_blocks };
+            // SAFETY: as the caller promises; `count` is not 0.
+            unsafe { self.multiply::<O, A_MN, R>(&mut acc, count) };
+            for i in 0..R {
+                total[i] += acc[i];
+            }
+            k_blocks -= count;
+            if k_blocks == 0 {
+                break;
+            }
+            count = PROMOTE_K_BLOCKS;
+        }
+    }
+
+    /// `k_blocks` k-blocks of an item, from 0.
     ///
     /// # Safety
     /// As [`Consumer::tile`]; `k_blocks > 0`.

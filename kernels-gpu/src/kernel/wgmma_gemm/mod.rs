@@ -2,6 +2,8 @@
 //!
 //! **Formula.** For each product, `C[m, n] = 2^(row_exponents[m] + exponent) * sum over k of A[m, k] B[k, n]`. A is one K-major
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
+//! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
+//! other.
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. Deadlock-free even if they run one
 //! after the other, see [`Item`]. Deterministic: parts are added in a fixed order, nothing is added atomically.
@@ -12,7 +14,8 @@
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
 //! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
 //!
-//! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256).
+//! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
+//! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
@@ -20,6 +23,9 @@
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
 //! fp32 number), then rounding to bf16 (nearest even) or none.
+//! Matrix units truncate what they add to an accumulator, an error that grows with k. Promoted: after every
+//! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item (half as many before warpgroup 1's first time) the accumulators are added to fp32
+//! totals (to nearest) and start from 0 again; parts are totals.
 //!
 //! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
@@ -44,7 +50,7 @@ mod parts;
 mod producer;
 
 use consumer::Consumer;
-use operand::{Bf16, F16, Operand};
+use operand::{Bf16, F16, F16Promoted, Operand};
 use output::{Output, ToBf16, ToF32};
 
 /// An entry point: its types and its parameters.
@@ -59,15 +65,20 @@ trait Entry {
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
-const fn num_barriers(chunk_columns: u32) -> u32 {
+const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
-    while i < config::TILE_WIDTHS.len() {
-        let width = config::TILE_WIDTHS[i];
+    while i < widths.len() {
+        let width = widths[i];
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
     2 * tiles + 3
+}
+
+/// Widths of the tiles that an entry takes.
+const fn tile_widths<O: Operand>() -> &'static [u32] {
+    if O::PROMOTED { &config::PROMOTED_TILE_WIDTHS } else { &config::TILE_WIDTHS }
 }
 
 /// Declares an entry point. Its parameters are reached by the name that rustc gives them in PTX, never by the Rust value, so there is no
@@ -98,7 +109,7 @@ macro_rules! entry {
         /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
         /// neither each other nor inputs.
         #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
-            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS))]
+            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>()))]
         pub unsafe fn $name(_params: WgmmaParams) {
             // SAFETY: as the caller promises.
             unsafe { run::<$marker>() }
@@ -117,6 +128,10 @@ entry!(
 entry!(
     /// fp16 operands, scaled fp32 outputs.
     wgmma_f16_f32, WgmmaF16F32, F16, ToF32
+);
+entry!(
+    /// Operands of two fp16 parts, sums promoted to fp32 totals, scaled fp32 outputs.
+    wgmma_f16_f32_promoted, WgmmaF16F32Promoted, F16Promoted, ToF32
 );
 
 /// The list of this block.
@@ -186,10 +201,10 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
                 consumer.reduce::<E>(&item);
             } else {
                 match (item.a_major, item.width) {
-                    (K_MAJOR, 256) => consumer.tile::<E, 0, 128>(&item),
+                    (K_MAJOR, 256) if !E::Operand::PROMOTED => consumer.tile::<E, 0, 128>(&item),
                     (K_MAJOR, 192) => consumer.tile::<E, 0, 96>(&item),
                     (K_MAJOR, _) => consumer.tile::<E, 0, 64>(&item),
-                    (_, 256) => consumer.tile::<E, 1, 128>(&item),
+                    (_, 256) if !E::Operand::PROMOTED => consumer.tile::<E, 1, 128>(&item),
                     (_, 192) => consumer.tile::<E, 1, 96>(&item),
                     (_, _) => consumer.tile::<E, 1, 64>(&item),
                 }

@@ -7,6 +7,8 @@ use crate::ptx::hopper::{
 pub(super) trait Operand {
     /// Whether outputs are multiplied by the product's powers of two.
     const SCALED: bool;
+    /// Whether operands are two parts, multiplied as `config::wgmma::segment_parts` says, and sums are promoted.
+    const PROMOTED: bool;
 
     /// `acc[64, 2 R] = a[64, 16] b[16, 2 R] (+ acc unless accumulate is 0)`; `A_MN` = 1: A is MN-major.
     ///
@@ -19,11 +21,14 @@ pub(super) trait Operand {
 pub(super) struct Bf16;
 /// fp16, scaled into its range by the host or the kernels before.
 pub(super) struct F16;
+/// Two parts of fp16, scaled; sums are promoted.
+pub(super) struct F16Promoted;
 
 macro_rules! operand {
-    ($t:ty, $scaled:literal, $n128:ident, $n192:ident, $n256:ident) => {
+    ($t:ty, $scaled:literal, $promoted:literal, $n128:ident, $n192:ident, $n256:ident) => {
         impl Operand for $t {
             const SCALED: bool = $scaled;
+            const PROMOTED: bool = $promoted;
 
             #[inline(always)]
             unsafe fn multiply<const A_MN: u32, const R: usize>(acc: &mut [f32; R], a: u64, b: u64, accumulate: u32) {
@@ -41,5 +46,6 @@ macro_rules! operand {
         }
     };
 }
-operand!(Bf16, false, wgmma_bf16_n128, wgmma_bf16_n192, wgmma_bf16_n256);
-operand!(F16, true, wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256);
+operand!(Bf16, false, false, wgmma_bf16_n128, wgmma_bf16_n192, wgmma_bf16_n256);
+operand!(F16, true, false, wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256);
+operand!(F16Promoted, true, true, wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256);

@@ -1,10 +1,11 @@
 //! The producer thread: loads operand blocks and parts into the ring, in the order in which the consumers use them.
+use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
 use super::{Entry, list};
-use crate::config::wgmma::{GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage};
+use crate::config::wgmma::{GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
 use crate::params::Major;
 use crate::params_wgmma::TensorMap;
-use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d};
+use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_4d};
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
@@ -39,6 +40,10 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
 /// As [`produce_list`].
 #[inline(always)]
 unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) {
+    if E::Operand::PROMOTED {
+        // SAFETY: as the caller promises.
+        unsafe { return produce_parts::<E>(ring, item, first, end) };
+    }
     let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
     let mut k = item.k0 + first * TILE_K;
@@ -65,6 +70,42 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) 
             if b_k == item.segment_k {
                 b_k = 0;
                 b_map = b_map.wrapping_add(1);
+            }
+        }
+    }
+}
+
+/// [`produce`] for operands of two parts: one map covers both, and each segment multiplies a part of A with a part of B.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+unsafe fn produce_parts<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) {
+    let bytes = (TILE_M + item.width) * TILE_K * 2;
+    let a_mn_major = item.a_major == Major::Mn as u32;
+    let mut segment = 0;
+    let mut k = item.k0 + first * TILE_K; // in the segment
+    // SAFETY: both maps are in use.
+    unsafe {
+        let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
+        let a_map = maps.add(item.a_map as usize);
+        let b_map = maps.add(item.b_map as usize);
+        while k >= item.segment_k {
+            k -= item.segment_k;
+            segment += 1;
+        }
+        for _ in first..end {
+            ring.acquire(bytes);
+            let [a_part, b_part] = segment_parts(segment);
+            // 4-D coordinates: K-major (k, mn, 0, part), MN-major (0, k, mn / 64, part).
+            let a = if a_mn_major { [0, k, item.m0 / 64, a_part] } else { [k, item.m0, 0, a_part] };
+            tma_load_4d(ring.a(), a_map, a, ring.full());
+            tma_load_4d(ring.b(), b_map, [0, k, item.n0 / 64, b_part], ring.full());
+            ring.advance();
+            k += TILE_K;
+            if k == item.segment_k {
+                k = 0;
+                segment += 1;
             }
         }
     }
