@@ -352,7 +352,7 @@ fn bad_usage_has_exit_code_2_and_help_has_0() {
     for usage in usages {
         program().args(usage).assert().code(2).stdout(is_empty()).stderr(is_empty().not());
     }
-    for command in ["audio", "cross", "check", "bench", "doctor"] {
+    for command in ["audio", "cross", "check", "bench", "plan", "doctor"] {
         program()
             .args([command, "--help"])
             .assert()
