@@ -46,3 +46,50 @@ pub fn wide<T: AsPrimitive<f64>, D: Dimension>(values: &Array<T, D>) -> Array<f6
 pub fn bits(gradients: &audio::Gradients) -> Vec<Vec<u16>> {
     gradients.tensors().iter().map(|(_, tensor)| tensor.iter().map(|x| bf16::to_bits(*x)).collect()).collect()
 }
+
+/// Normwise error that two roundings to bf16 explain: of an operand (dQ, dK, dV or O) and of the result, 1.7e-3 each and 2.4e-3 together,
+/// with room for small tensors (2.65e-3 seen with exact arithmetic otherwise).
+const TWICE_ROUNDED: f64 = 3.3e-3;
+
+/// Noise that fp32 arithmetic and split bf16 operands leave where the reference cancels, as a share of the rms of grad_hidden_states.
+const CANCELLATION: f64 = 2e-4;
+
+/// grad_k_bias is zero in real arithmetic (softmax ignores a shift that all keys share): what is left are the roundings of dS, 2^-12 of its
+/// elements each. The same sum with dS itself in place of its roundings is a column of dK, whose norm over tokens is the rms of
+/// grad_k_weight over that of hidden_states. A dS in bf16 leaves 2^-9, eight times as much.
+const KEY_BIAS_NOISE: f64 = 6e-4;
+
+/// [`assert_audio_with`] for hidden_states of standard normals.
+#[track_caller]
+pub fn assert_audio(gradients: &audio::Gradients, reference: &audio::Gradients<f64>) {
+    assert_audio_with(1.0, gradients, reference);
+}
+
+/// Fails unless operation A's gradients are those of bf16 operands and fp32 sums: the suite's tolerance for every tensor that is large
+/// enough for its ratio to mean something, a bound on the noise of grad_k_bias, a normwise bound for all others. `hidden_rms`: of
+/// hidden_states.
+#[track_caller]
+pub fn assert_audio_with(hidden_rms: f64, gradients: &audio::Gradients, reference: &audio::Gradients<f64>) {
+    const LARGE: usize = 4096;
+    let rms = |tensor: &ArrayViewD<'_, f64>| norm(tensor.iter().copied()) / (tensor.len().max(1) as f64).sqrt();
+    let references = reference.tensors();
+    let first_rms = rms(&references[0].1);
+    let key_rms = rms(&reference.grad_k_weight.view().into_dyn()) / hidden_rms;
+    let comparisons = compare_all(&gradients.tensors(), &references, &LIKE_AUDIO_SUITE).expect("equal extents");
+    for ((comparison, (name, out)), (_, reference)) in comparisons.iter().zip(gradients.tensors()).zip(&references) {
+        assert!(comparison.non_finite == 0 && !comparison.all_zero, "{comparison:#?}");
+        if comparison.elements >= LARGE {
+            assert!(comparison.passes(LIKE_AUDIO_SUITE.required_match_ratio), "{comparison:#?}");
+        }
+        let error = norm(out.iter().zip(reference).map(|(out, reference)| f64::from(*out) - reference));
+        let noise =
+            if name == "grad_k_bias" { KEY_BIAS_NOISE * key_rms + 1e-6 * first_rms } else { CANCELLATION * first_rms };
+        let bound = TWICE_ROUNDED * norm(reference.iter().copied()) + noise * (comparison.elements as f64).sqrt();
+        assert!(error <= bound, "error {error:e} above {bound:e}: {comparison:#?}");
+    }
+}
+
+/// Euclidean norm.
+pub fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
+}

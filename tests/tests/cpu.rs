@@ -4,32 +4,15 @@ use attn_backward::compare::compare_all;
 use attn_backward::suite::{audio_inputs, cross_inputs};
 use attn_backward::{CuSeqlens, Error, audio, cross, window_cu_seqlens};
 use attn_backward_tests::assertions::{F32, LIKE_AUDIO_SUITE, ROUNDED_ONCE, assert_matches, bits, wide};
+use attn_backward_tests::examples::{audio_of, cross_shape, fill_rows_from, one_chunk};
 use attn_backward_tests::strategies::{self, cu_seqlens_of};
 use half::bf16;
 use ndarray::{Array2, Axis, concatenate, s};
 use proptest::prelude::*;
 
-/// Standard normal inputs with chunks of the given lengths.
-fn audio_of(seed: u64, num_heads: usize, cu_seqlens: CuSeqlens) -> audio::Inputs {
-    let shape = audio::Shape { total_seq_len: cu_seqlens.total_seq_len(), num_heads, scale: 0.125 };
-    audio_inputs(seed, shape, cu_seqlens)
-}
-
 fn audio_matches_its_reference(inputs: &audio::Inputs) {
     let (grads, reference) = (audio::cpu::backward(inputs).unwrap(), audio::reference::backward(inputs).unwrap());
     assert_matches(&grads.tensors(), &reference.tensors(), &ROUNDED_ONCE);
-}
-
-/// The inputs' rows `rows` as one chunk.
-fn one_chunk(inputs: &audio::Inputs, rows: std::ops::Range<usize>) -> audio::Inputs {
-    let mut part = inputs.clone();
-    part.grad_output = inputs.grad_output.slice(s![rows.clone(), ..]).to_owned();
-    part.hidden_states = inputs.hidden_states.slice(s![rows.clone(), ..]).to_owned();
-    part.query_states = inputs.query_states.slice(s![.., .., rows.clone(), ..]).to_owned();
-    part.key_states = inputs.key_states.slice(s![.., .., rows.clone(), ..]).to_owned();
-    part.value_states = inputs.value_states.slice(s![.., .., rows.clone(), ..]).to_owned();
-    part.cu_seqlens = CuSeqlens::new(&[0, rows.len() as i32], rows.len()).unwrap();
-    part
 }
 
 proptest! {
@@ -85,12 +68,7 @@ proptest! {
         let shape = audio::Shape { total_seq_len: total, num_heads: inputs.query_states.dim().1, scale: inputs.scale };
         let plain = audio_inputs(1, shape, cu_seqlens);
         let mut garbage = plain.clone();
-        let nan = bf16::NAN;
-        garbage.grad_output.slice_mut(s![end.., ..]).fill(nan);
-        garbage.hidden_states.slice_mut(s![end.., ..]).fill(nan);
-        garbage.query_states.slice_mut(s![.., .., end.., ..]).fill(nan);
-        garbage.key_states.slice_mut(s![.., .., end.., ..]).fill(nan);
-        garbage.value_states.slice_mut(s![.., .., end.., ..]).fill(nan);
+        fill_rows_from(&mut garbage, end, bf16::NAN);
         let grads = audio::cpu::backward(&garbage).unwrap();
         prop_assert_eq!(bits(&grads), bits(&audio::cpu::backward(&plain).unwrap()));
         prop_assert!(grads.grad_hidden_states.slice(s![end.., ..]).iter().all(|x| x.to_bits() == 0));
@@ -348,19 +326,6 @@ fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
 }
 
-fn cross_shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize) -> cross::Shape {
-    cross::Shape {
-        batch_size,
-        seq_len_dec,
-        seq_len_enc,
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 64,
-        hidden_size: 96,
-        cross_hidden_size: 128,
-    }
-}
-
 #[test]
 fn cross_all_ones_reduce_to_the_number_of_groups() {
     for (num_heads, num_kv_heads) in [(16, 4), (8, 2), (16, 2), (4, 4)] {
@@ -468,7 +433,7 @@ fn audio_offsets_made_for_other_rows_are_refused_and_the_next_call_works() {
     let mut wrong = inputs.clone();
     wrong.cu_seqlens = CuSeqlens::new(&[0, 5, 12], 12).unwrap();
     let error = audio::cpu::backward(&wrong).unwrap_err();
-    assert_eq!(error.to_string(), "cu_seqlens[2] = 12: offsets do not exceed total_seq_len = 9");
+    assert_eq!(error.to_string(), "rows that cu_seqlens was made for: expected shape [9], found [12]");
     audio_matches_its_reference(&inputs);
 }
 

@@ -92,7 +92,7 @@ impl Backward {
         d_attn.take_rider(riders::prepare(&self.plan, inputs, products.counters()));
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
 
-        // SAFETY: of all launches: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
+        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
         // work, and each launch reads what those before it on the stream wrote, as the file's head says.
         unsafe {
             self.zero_padding(stream, gradients)?;

@@ -26,6 +26,7 @@ mod tiles;
 pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
 pub use launch::Backward;
 pub use plan::Plan;
+pub use tiles::AttentionTiles;
 
 /// The one head_dim that operation A supports.
 pub const HEAD_DIM: usize = 64;

@@ -104,6 +104,21 @@ impl Plan {
         &self.target
     }
 
+    /// Blocks of the attention kernels.
+    pub fn tiles(&self) -> &AttentionTiles {
+        &self.tiles
+    }
+
+    /// The product grad_output @ out_weight.
+    pub fn d_attn_gemm(&self) -> &GemmPlan {
+        &self.d_attn_gemm
+    }
+
+    /// The products that are grad_hidden_states and the gradients of q_weight, k_weight, v_weight and out_weight, in this order.
+    pub fn gradients_gemm(&self) -> &GemmPlan {
+        &self.gradients_gemm
+    }
+
     /// Rows that belong to a chunk.
     pub(super) fn tokens(&self) -> usize {
         self.cu_seqlens.padding().start

@@ -71,6 +71,24 @@ pub struct Args {
     /// Random cases of each operation beside the suite's.
     #[arg(long, default_value_t = 8)]
     random: usize,
+    /// Cases of each suite to check by position from 0, separated by commas; by default all.
+    #[arg(long, value_delimiter = ',')]
+    cases: Option<Vec<usize>>,
+}
+
+impl Args {
+    /// The suite's cases that were asked for.
+    fn chosen<Case: Clone>(&self, suite: Vec<Case>) -> Result<Vec<Case>, Error> {
+        let Some(positions) = &self.cases else { return Ok(suite) };
+        let case = |&position: &usize| {
+            suite.get(position).cloned().ok_or_else(|| Error::Unsupported {
+                argument: "cases",
+                value: position.to_string(),
+                supported: format!("positions below {}", suite.len()),
+            })
+        };
+        positions.iter().map(case).collect()
+    }
 }
 
 /// Runs the command.
@@ -78,8 +96,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let devices = open_devices(device::choose(args.device), &args.module)?;
     let mut passed = true;
     if args.suite.has(Suite::Audio) {
-        let cases = suite::audio_cases().into_iter().chain(suite::random_audio_cases(args.seed, args.random));
-        let cases: Vec<_> = cases.collect();
+        let mut cases = args.chosen(suite::audio_cases())?;
+        cases.extend(suite::random_audio_cases(args.seed, args.random));
         let progress = progress_bar("operation A", cases.len());
         let mut reports = Vec::new();
         for case in &cases {
@@ -90,8 +108,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         passed &= print("operation A, audio-encoder attention", &reports);
     }
     if args.suite.has(Suite::Cross) {
-        let cases = suite::cross_cases().into_iter().chain(suite::random_cross_cases(args.seed, args.random));
-        let cases: Vec<_> = cases.collect();
+        let mut cases = args.chosen(suite::cross_cases())?;
+        cases.extend(suite::random_cross_cases(args.seed, args.random));
         let progress = progress_bar("operation B", cases.len());
         let mut reports = Vec::new();
         for case in &cases {

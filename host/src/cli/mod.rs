@@ -9,6 +9,7 @@ mod check;
 mod cross;
 mod device;
 mod doctor;
+mod plan;
 mod report;
 
 /// Gradients of attention blocks, on an NVIDIA GPU or on the CPU.
@@ -29,6 +30,8 @@ enum Command {
     Check(check::Args),
     /// Times the suites on a GPU; checks every result before it is timed.
     Bench(bench::Args),
+    /// Prints what a run would launch, its predicted time and its extra memory; needs no GPU.
+    Plan(plan::Args),
     /// Says what GPU, driver and PTX there are, and what to do about what is missing.
     Doctor(doctor::Args),
 }
@@ -40,6 +43,7 @@ pub fn run() -> ExitCode {
         Command::Cross(args) => cross::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match result {

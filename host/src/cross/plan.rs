@@ -95,6 +95,11 @@ impl Plan {
         &self.target
     }
 
+    /// The five products, in the order of the gradients but for grad_q_weight, which follows grad_decoder_hidden_states.
+    pub fn gemm(&self) -> &GemmPlan {
+        &self.gemm
+    }
+
     /// Extra device memory of a run, by region.
     pub fn workspace(&self) -> &WorkspaceLayout {
         &self.layout

@@ -119,6 +119,14 @@ impl GemmPlan {
         Ok(GemmPlan { operands, products: products.into(), schedule })
     }
 
+    /// The launches of the mma.sync kernels; `None` if the wgmma ones run.
+    pub fn portable(&self) -> Option<&portable::PortablePlan> {
+        match &self.schedule {
+            Schedule::Portable(plan) => Some(plan),
+            Schedule::Hopper(_) => None,
+        }
+    }
+
     /// Scratch memory that a run needs, in bytes: partial sums of split K ranges.
     pub fn workspace_bytes(&self) -> u64 {
         match &self.schedule {

@@ -342,7 +342,7 @@ fn check(shape: &ProductShape, promoted: bool) -> Result<(), Error> {
 
 impl fmt::Display for PortablePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             f,
             "grouped GEMM{}: {} blocks of {TILE_M} x {TILE_N}, {:.2} waves on {} SMs x {}, {:.1} us predicted, {} bytes of partials",
             if self.promoted { " (promoted)" } else { "" },
@@ -355,9 +355,9 @@ impl fmt::Display for PortablePlan {
         )?;
         for p in &self.products {
             let ProductShape { m, n, k, num_segments, a_major, c_type } = p.shape;
-            writeln!(
+            write!(
                 f,
-                "  product {}: {c_type:?} [{m}, {n}] = {num_segments} x ([{m}, {k}] @ [{k}, {n}]), {a_major:?}-major A, {} x {} tiles, \
+                "\n  product {}: {c_type:?} [{m}, {n}] = {num_segments} x ([{m}, {k}] @ [{k}, {n}]), {a_major:?}-major A, {} x {} tiles, \
                  {} k-blocks of {TILE_K}, {} splits",
                 p.index, p.tiles_m, p.tiles_n, p.k_blocks, p.splits,
             )?;

@@ -16,7 +16,8 @@
 //! Launches  may be dependent ones: until `wait_for_launches_before`, in every thread, `_q` reads Q, K, V and the table, which no launch
 //!           writes, `_k` the table. What a launch wrote (dA, stats) is read by cp.async and plain loads, which stay behind the wait.
 //! Registers at most 255 a thread (2 blocks on an SM).
-//! Needs     as `attention_short`; `stats` between the two kernels.
+//! Preconditions
+//!           as `attention_short`; `stats` between the two kernels.
 //! Rounding  as `attention_short`, but every 64-row tile has its own power of two, and products of a tile are added to the fp32 total
 //!           after unscaling. dS uses the smallest exponent of any V tile of the chunk (kept in `stats`), so that its bound holds for
 //!           delta too.

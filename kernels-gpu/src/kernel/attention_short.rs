@@ -16,7 +16,8 @@
 //! Launches  may be a dependent one: until `wait_for_launches_before`, in every thread, it reads Q, K, V and the table, which no launch
 //!           writes, and writes shared memory only. dA comes by cp.async, which stays behind the wait, unlike ld.global.nc.
 //! Registers at most 128 a thread for 4 and 5 row tiles (4 and 3 blocks on an SM of sm_90).
-//! Needs     head_dim 64; 16-byte aligned pointers; entries as `params::AttentionTile` says, none longer than the kernel takes.
+//! Preconditions
+//!           head_dim 64; 16-byte aligned pointers; entries as `params::AttentionTile` says, none longer than the kernel takes.
 //! Rounding  Q, K, V exactly, dA to 11 bits: fp16 with a power of two for each tile (see `tile::fragment`). P to fp16:
 //!           p = 2^15 exp(logit - max), not normalised; rowsum(p) is that of p as rounded. 1 / rowsum goes into dA's rows (so
 //!           dP' = dP / rowsum and dS = p (dP' - delta') need no other factor) and into O. Hence rowsum(dS) = 0 up to dS's own rounding

@@ -9,7 +9,8 @@
 //!           sum_partials      16 warps; a lane has 4 columns, lanes 8 i .. of warp w have rows 4 w + i, 4 w + i + 64, ..
 //! Shared    one float for each warp and column
 //! Registers few; nothing is bounded
-//! Needs     columns and row pitch of x a multiple of 8, of partials of 4; 16-byte aligned x, partials
+//! Preconditions
+//!           columns and row pitch of x a multiple of 8, of partials of 4; 16-byte aligned x, partials
 //! Rounding  fp32 sums in an order that depends on the shape alone: a lane's rows in order, then the lanes as a tree, then the warps in
 //!           order. `out` is rounded to bf16 once.
 use crate::config::attention::{COLUMN_SUMS_COLUMNS, COLUMN_SUMS_THREADS, SUM_PARTIALS_COLUMNS, SUM_PARTIALS_THREADS};

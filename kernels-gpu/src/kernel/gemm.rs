@@ -8,7 +8,7 @@
 //! [`PROMOTE_K`] of k the accumulators are added (fp32, to nearest) to totals and cleared. Matrix units truncate when they accumulate, an
 //! error that grows with the number of additions; here at most `PROMOTE_K / 16` truncating additions meet in one sum. The totals are kept
 //! in C itself (or in `partials`), unscaled until the last addition: a second set of registers would halve the warp tiles, which was
-//! measured at 0.6 of the rate. Segments are summed in order: where one holds small terms (low parts of operands), put it first.
+//! measured at 0.6 of the rate. Segments are summed in order.
 //!
 //! **Grid.** One block per (product, split, tile of 128 x 128), products in the order of the parameters; `schedule::grouped` maps block index to work.
 //! **Block.** 128 threads, 2 x 2 warps of 64 x 64, all of which copy and multiply; two blocks per SM.
@@ -25,8 +25,8 @@
 //! **Registers** (ptxas 13.0, no spills, no stack), accumulators and the two buffers of fragments among them:
 //! ```text
 //!                        sm_80  sm_90a  accumulators  fragments
-//! gemm_bf16, gemm_f16      254     233           128     2 x 32
-//! gemm_f16_promoted        244     240       64 + 64     2 x 24
+//! gemm_bf16, gemm_f16      254     230           128     2 x 32
+//! gemm_f16_promoted        255     254           128     2 x 32
 //! ```
 //!
 //! **Preconditions.** `lda`, `ldb`, `ldc`, `n` are multiples of 8; `k` (K-major A) or `m` (MN-major A) is a multiple of 8; A, B, C and `partials`

@@ -19,7 +19,7 @@
 //!   maximum and storing; what a row has beyond 512 (encoder) or 1024 (decoder) pieces is read again, from L2.
 //! * operands: a warp takes a row at a time, weights first (they were read last).
 //!
-//! Dynamic shared memory, gradients only, `config::cross_convert::SMEM_BYTES`: two sets, used in turn, of
+//! Shared memory (dynamic), gradients only, `config::cross_convert::SMEM_BYTES`: two sets, used in turn, of
 //! ```text
 //!  0..32  largest gradient magnitude of each warp        32..64  largest hidden-state magnitude of each warp
 //! ```

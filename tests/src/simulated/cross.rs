@@ -1,0 +1,180 @@
+//! Operation B on the simulated GPU: the launches of `cross::Backward::run`.
+
+use attn_backward::Target;
+use attn_backward::cross::scales::{Operand, Operands};
+use attn_backward::cross::{Gradients, Inputs, Plan, Precision, Shape};
+use attn_backward::gemm::{self as host_gemm, ProductTensors};
+use attn_backward_kernels::config::cross_convert as config;
+use attn_backward_kernels::params::CrossConvertParams;
+use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
+use half::f16;
+use ndarray::{Array1, Array3};
+
+use super::{Simulator, Size, Workspace, gemm};
+
+/// Addresses of what the conversion writes: fp16 parts, exponents.
+struct Converted {
+    dq: [u64; 2],
+    dkv: [u64; 2],
+    x_dec: [u64; 2],
+    x_enc: [u64; 2],
+    wq: [u64; 2],
+    wkv: [u64; 2],
+    row_exponents_dec: u64,
+    row_exponents_enc: u64,
+    maxima: u64,
+    exponents: u64,
+}
+
+/// Both kernels of the conversion, in as many blocks as `num_sms` multiprocessors get.
+fn launch_convert(
+    gpu: &mut Simulator,
+    inputs: &Inputs,
+    shape: &Shape,
+    precision: Precision,
+    num_sms: u32,
+    workspace: &Workspace,
+) -> Converted {
+    let parts = |name: &str| match precision {
+        // The entries of Fast never use the second part; a kernel that did would access address 0.
+        Precision::Fast => [workspace.at(name), 0],
+        Precision::High => [workspace.at(name), workspace.at(&format!("{name} low"))],
+    };
+    let converted = Converted {
+        dq: parts("dq fp16"),
+        dkv: parts("dk, dv fp16"),
+        x_dec: parts("decoder fp16"),
+        x_enc: parts("encoder fp16"),
+        wq: parts("q_weight fp16"),
+        wkv: parts("kv weights fp16"),
+        row_exponents_dec: workspace.at("decoder row exponents"),
+        row_exponents_enc: workspace.at("encoder row exponents"),
+        maxima: gpu.upload(&Array1::from_elem(16, NO_MAXIMUM_BYTE)),
+        exponents: workspace.at("exponents"),
+    };
+    let params = CrossConvertParams {
+        grad_query_states: gpu.upload(&inputs.grad_query_states) as *const f32,
+        grad_key_states: gpu.upload(&inputs.grad_key_states) as *const f32,
+        grad_value_states: gpu.upload(&inputs.grad_value_states) as *const f32,
+        decoder_hidden_states: gpu.upload(&inputs.decoder_hidden_states) as *const f32,
+        encoder_hidden_states: gpu.upload(&inputs.encoder_hidden_states) as *const f32,
+        q_weight: gpu.upload(&inputs.q_weight) as *const f32,
+        k_weight: gpu.upload(&inputs.k_weight) as *const f32,
+        v_weight: gpu.upload(&inputs.v_weight) as *const f32,
+        dq: converted.dq.map(|address| address as *mut u16),
+        dkv: converted.dkv.map(|address| address as *mut u16),
+        x_dec: converted.x_dec.map(|address| address as *mut u16),
+        x_enc: converted.x_enc.map(|address| address as *mut u16),
+        wq: converted.wq.map(|address| address as *mut u16),
+        wkv: converted.wkv.map(|address| address as *mut u16),
+        row_exponents_dec: converted.row_exponents_dec as *mut i32,
+        row_exponents_enc: converted.row_exponents_enc as *mut i32,
+        maxima: converted.maxima as *mut i32,
+        exponents: converted.exponents as *mut i32,
+        rows_dec: shape.rows_dec() as u32,
+        rows_enc: shape.rows_enc() as u32,
+        seq_len_dec: shape.seq_len_dec as u32,
+        seq_len_enc: shape.seq_len_enc as u32,
+        num_heads: shape.num_heads as u32,
+        num_kv_heads: shape.num_kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        hidden_size: shape.hidden_size as u32,
+        cross_hidden_size: shape.cross_hidden_size as u32,
+        reserved: 0,
+    };
+    let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
+    let weight_elements =
+        (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
+    let (rows_dec, rows_enc) = (params.rows_dec, params.rows_enc);
+    let launches = [
+        (
+            "gradients",
+            config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms),
+            config::SMEM_BYTES as usize,
+        ),
+        ("operands", config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
+    ];
+    for (kernel, blocks, shared_bytes) in launches {
+        let entry = format!("cross_convert_{kernel}_{precision}");
+        gpu.launch(&entry, Size { grid: [blocks, 1, 1], block: config::THREADS, shared_bytes }, &params);
+    }
+    converted
+}
+
+/// What the kernels of the conversion make of `inputs`, in the form of the host's emulation of them.
+pub fn convert(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, target: &Target) -> Operands {
+    let shape = inputs.shape().expect("inputs that fit together");
+    let plan = Plan::new(&shape, precision, target).expect("a supported shape");
+    let workspace = gpu.workspace(plan.workspace());
+    let converted = launch_convert(gpu, inputs, &shape, precision, target.num_sms as u32, &workspace);
+    let operand = |parts: [u64; 2], rows: usize, columns: usize| Operand {
+        hi: gpu.download::<f16, _>(parts[0], (rows, columns)),
+        lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
+    };
+    let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
+    let four =
+        |address: u64| -> [i32; 4] { gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements") };
+    let none = i32::from_ne_bytes([NO_MAXIMUM_BYTE; 4]);
+    Operands {
+        dq: operand(converted.dq, rows_dec, shape.q_out_dim()),
+        dkv: operand(converted.dkv, rows_enc, kv),
+        x_dec: operand(converted.x_dec, rows_dec, shape.hidden_size),
+        x_enc: operand(converted.x_enc, rows_enc, shape.cross_hidden_size),
+        wq: operand(converted.wq, shape.q_out_dim(), shape.hidden_size),
+        wkv: operand(converted.wkv, kv, shape.cross_hidden_size),
+        row_exponents_dec: gpu.download(converted.row_exponents_dec, rows_dec).to_vec(),
+        row_exponents_enc: gpu.download(converted.row_exponents_enc, rows_enc).to_vec(),
+        maxima: four(converted.maxima).map(|maximum| (maximum != none).then_some(maximum)),
+        exponents: four(converted.exponents),
+    }
+}
+
+/// All gradients, by the launches that the plan for `target` has.
+pub fn backward(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, target: &Target) -> Gradients {
+    let shape = inputs.shape().expect("inputs that fit together");
+    let plan = Plan::new(&shape, precision, target).expect("a supported shape");
+    let workspace = gpu.workspace(plan.workspace());
+    let converted = launch_convert(gpu, inputs, &shape, precision, target.num_sms as u32, &workspace);
+    let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
+    let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
+    let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+    let [grad_dec, grad_enc, grad_q, grad_k, grad_v] =
+        [rows_dec * hidden, rows_enc * cross, q_out * hidden, kv_out * cross, kv_out * cross]
+            .map(|elements| gpu.output(4 * elements));
+
+    let operands = match precision {
+        Precision::Fast => host_gemm::Operands::F16,
+        Precision::High => host_gemm::Operands::F16Promoted,
+    };
+    let product = |a: [u64; 2], b: [u64; 2], c: u64, lda: usize, n: usize, row_exponents: u64, exponent: u64| {
+        // High: low times high, high times low, high times high.
+        let (a, b) = match precision {
+            Precision::Fast => ([a[0], 0, 0], [b[0], 0, 0]),
+            Precision::High => ([a[1], a[0], a[0]], [b[0], b[1], b[0]]),
+        };
+        let exponent = converted.exponents + 4 * exponent;
+        ProductTensors { a, b, c, row_exponents, exponent, lda: lda as u32, ldb: n as u32, ldc: n as u32 }
+    };
+    let Converted { dq, dkv, x_dec, x_enc, wq, wkv, row_exponents_dec, row_exponents_enc, .. } = converted;
+    let dv = dkv.map(|address| address + 2 * kv_out as u64);
+    let of = [
+        product(dq, wq, grad_dec, q_out, hidden, row_exponents_dec, 2),
+        product(dq, x_dec, grad_q, q_out, hidden, 0, 0),
+        product(dkv, wkv, grad_enc, 2 * kv_out, cross, row_exponents_enc, 3),
+        product(dkv, x_enc, grad_k, 2 * kv_out, cross, 0, 1),
+        product(dv, x_enc, grad_v, 2 * kv_out, cross, 0, 1),
+    ];
+    let gemm_plan = plan.gemm().portable().expect("the portable module");
+    gemm::run(gpu, operands, gemm_plan, &of, workspace.at("partial sums"));
+
+    let batches = |address: u64, seq_len: usize, width: usize| -> Array3<f32> {
+        gpu.download(address, (shape.batch_size, seq_len, width))
+    };
+    Gradients {
+        grad_decoder_hidden_states: batches(grad_dec, shape.seq_len_dec, hidden),
+        grad_encoder_hidden_states: batches(grad_enc, shape.seq_len_enc, cross),
+        grad_q_weight: gpu.download(grad_q, (q_out, hidden)),
+        grad_k_weight: gpu.download(grad_k, (kv_out, cross)),
+        grad_v_weight: gpu.download(grad_v, (kv_out, cross)),
+    }
+}
