@@ -188,20 +188,32 @@ const _: () = assert!(size_of::<ColumnSumsParams>() == 32);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PartialSum {
-    /// fp32 `[rows, pitch]`; columns `0..columns` of it are summed.
+    /// fp32 `[rows, pitch]` on a 16-byte boundary; columns `0..columns` of it are summed.
     pub partials: *const f32,
     /// bf16 `[columns]`.
     pub out: *mut u16,
     /// Rows to sum; 0 gives zeros.
     pub rows: u32,
-    /// Row pitch of `partials` in elements.
+    /// Row pitch of `partials` in elements, a multiple of 4.
     pub pitch: u32,
-    /// Columns.
+    /// Columns, a multiple of 4.
     pub columns: u32,
     /// First block (of 32 columns each) that works on this sum.
     pub first_block: u32,
 }
 const _: () = assert!(size_of::<PartialSum>() == 32);
+
+impl PartialSum {
+    /// A sum without columns.
+    pub const NONE: PartialSum = PartialSum {
+        partials: core::ptr::null(),
+        out: core::ptr::null_mut(),
+        rows: 0,
+        pitch: 0,
+        columns: 0,
+        first_block: 0,
+    };
+}
 
 /// Parameters of `sum_partials`.
 #[repr(C)]

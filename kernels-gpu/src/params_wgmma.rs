@@ -1,6 +1,6 @@
 //! Parameters of the Hopper grouped GEMM, by value: the tensor maps are inside, so a launch needs no copy for them.
 
-use crate::params::MAX_PRODUCTS;
+use crate::params::{MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
@@ -32,6 +32,70 @@ pub struct WgmmaProduct {
 }
 const _: () = assert!(size_of::<WgmmaProduct>() == 32);
 
+/// Ranges that a launch can bring into L2.
+pub const MAX_PREFETCHES: usize = 7;
+
+/// Global memory that a later launch will read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// First byte, a multiple of 16.
+    pub address: *const u8,
+    /// Bytes, a multiple of 16; 0: nothing.
+    pub bytes: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Prefetch>() == 16);
+
+/// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnSum {
+    /// bf16 `[rows, columns]`, on a 16-byte boundary.
+    pub x: *const u16,
+    /// bf16 `[columns]`, on a 16-byte boundary.
+    pub out: *mut u16,
+    /// Rows; 0 gives zeros.
+    pub rows: u32,
+    /// Columns, a multiple of 8; 0: nothing to do.
+    pub columns: u32,
+}
+const _: () = assert!(size_of::<ColumnSum>() == 24);
+
+/// Small work that has nothing to do with the products and rides along with them: an idle warp of each block does it. It touches nothing
+/// that the launch computes or reads otherwise, but inputs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Rider {
+    /// Brought into L2, in this order, while the products are computed.
+    pub prefetch: [Prefetch; MAX_PREFETCHES],
+    /// u32 `[zero_words]`, set to 0: counters of a later launch.
+    pub zero: *mut u32,
+    /// A column sum of a matrix.
+    pub column_sum: ColumnSum,
+    /// Sums of partial sums, in the order of their `first_block`, which here counts jobs of 32 columns; partials and outputs on 16-byte
+    /// boundaries, columns a multiple of 4; 0 columns: nothing to do.
+    pub partial_sums: [PartialSum; 3],
+    /// See `zero`.
+    pub zero_words: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Rider>() == 248);
+
+impl Rider {
+    /// Nothing to do.
+    pub const NONE: Rider = Rider {
+        prefetch: [Prefetch { address: core::ptr::null(), bytes: 0, reserved: 0 }; MAX_PREFETCHES],
+        zero: core::ptr::null_mut(),
+        column_sum: ColumnSum { x: core::ptr::null(), out: core::ptr::null_mut(), rows: 0, columns: 0 },
+        partial_sums: [PartialSum::NONE; 3],
+        zero_words: 0,
+        reserved: 0,
+    };
+}
+
 /// Parameters of the `wgmma_*` kernels.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +114,9 @@ pub struct WgmmaParams {
     pub items_per_block: u32,
     /// Maps in use.
     pub num_maps: u32,
+    /// What else the launch does.
+    pub rider: Rider,
 }
-const _: () = assert!(size_of::<WgmmaParams>() == 3776 && size_of::<WgmmaParams>() <= 4000);
+// what a kernel takes at most, on any driver
+const _: () = assert!(size_of::<WgmmaParams>() == 4032 && size_of::<WgmmaParams>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

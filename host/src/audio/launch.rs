@@ -1,8 +1,24 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
+//!
+//! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, attention kernels, gradients GEMM. In the Hopper
+//! module all but the first kernel are dependent launches: a kernel's blocks start while the one ahead still runs, and every thread of them
+//! executes `griddepcontrol.wait` before it reads or writes anything that another launch of the run writes or reads. Why that is enough:
+//! * The first kernel is launched normally: it starts when all earlier work of the stream has ended, memsets and the last run included. So
+//!   nothing of this run meets anything of the run before: not the workspace, not the gradients.
+//! * After the wait the launch ahead has ended and its writes are visible. It had waited itself before it ended, so the same holds, by
+//!   induction, for every launch of the run before it. From the wait on, a run's launches are as ordered as normal ones, reads before
+//!   overwriting included.
+//! * Before the wait a kernel reads inputs of the operation and tables of the plan, which no launch writes, and writes shared memory only.
+//!   (Prefetches into L2 are hints.)
+//! * The counters of the gradients GEMM are zeroed by the grad_attention GEMM's rider, at least one launch ahead of it.
+//!
+//! The portable kernels do not wait: they are launched normally, also in the Hopper module, for products that its GEMM does not take.
 use attn_backward_kernels::config::attention as config;
-use attn_backward_kernels::params::{AttentionParams, AttentionTile, ColumnSumsParams, PartialSum, SumPartialsParams};
+use attn_backward_kernels::params::{AttentionParams, AttentionTile};
 
-use super::{DeviceGradients, DeviceInputs, Plan};
+use super::bias_sums::BiasSums;
+use super::tiles::LONG_KERNELS;
+use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
 use crate::gemm::{GroupedGemm, ProductTensors};
 use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
@@ -17,8 +33,8 @@ pub struct Backward {
     d_attn_gemm: GroupedGemm,
     gradients_gemm: GroupedGemm,
     attention: Vec<AttentionLaunch>,
-    column_sums: Kernel,
-    sum_partials: Kernel,
+    /// `None`: the gradients GEMM's rider sums.
+    bias_sums: Option<BiasSums>,
 }
 
 /// One launch of an attention kernel: a block per tile and head.
@@ -42,8 +58,7 @@ impl Backward {
             d_attn_gemm: GroupedGemm::new(gpu, module, &plan.d_attn_gemm)?,
             gradients_gemm: GroupedGemm::new(gpu, module, &plan.gradients_gemm)?,
             attention: attention_launches(gpu, &plan)?,
-            column_sums: gpu.kernel(module, "column_sums_bf16")?,
-            sum_partials: gpu.kernel(module, "sum_partials")?,
+            bias_sums: if plan.biases_ride() { None } else { Some(BiasSums::new(gpu, &plan)?) },
             plan,
         })
     }
@@ -71,27 +86,33 @@ impl Backward {
         gradients.check(&self.gpu, shape)?;
         workspace.check(&self.gpu, self.plan.workspace())?;
         let d_attn = self.d_attn_product(inputs, workspace);
-        let d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
+        let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
         let products = self.gradient_products(inputs, gradients, workspace);
-        let products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
+        let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
+        d_attn.take_rider(riders::prepare(&self.plan, inputs, products.counters()));
+        products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
 
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
-        // work, and each launch reads what those before it on the stream wrote.
+        // work, and each launch reads what those before it on the stream wrote, as the file's head says.
         unsafe {
+            self.zero_padding(stream, gradients)?;
+            if !self.plan.d_attn_gemm.is_hopper() {
+                products.zero_counters(stream)?;
+            }
             self.d_attn_gemm.launch(stream, &d_attn)?;
-            self.launch_column_sums(stream, inputs, workspace)?;
+            if let Some(bias_sums) = &self.bias_sums {
+                bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
+            }
             for launch in &self.attention {
                 let params = self.attention_params(launch, inputs, workspace);
                 launch.kernel.launch(stream, &launch.config, &params)?;
             }
-            self.gradients_gemm.launch(stream, &products)?;
-            self.launch_bias_sums(stream, gradients, workspace)?;
-            self.zero_padding(stream, gradients)
+            self.gradients_gemm.launch_zeroed(stream, &products, Launch::Dependent)?;
+            if let Some(bias_sums) = &self.bias_sums {
+                bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
+            }
         }
-    }
-
-    fn tokens(&self) -> usize {
-        self.plan.cu_seqlens().padding().start
+        Ok(())
     }
 
     fn d_attn_product(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> ProductTensors {
@@ -167,83 +188,6 @@ impl Backward {
         }
     }
 
-    /// # Safety
-    /// As [`Kernel::launch`].
-    unsafe fn launch_column_sums(
-        &self,
-        stream: &Stream,
-        inputs: &DeviceInputs<'_>,
-        workspace: &Workspace,
-    ) -> Result<(), Error> {
-        let (rows, columns) = (self.tokens() as u32, self.plan.shape().d_model() as u32);
-        if rows == 0 {
-            return Ok(());
-        }
-        let rows_per_block = config::column_sums_rows_per_block(rows);
-        let params = ColumnSumsParams {
-            x: inputs.grad_output.address() as *const u16,
-            partials: workspace.at(self.plan.regions.out_bias_partials) as *mut f32,
-            rows,
-            columns,
-            rows_per_block,
-            reserved: 0,
-        };
-        let config = LaunchConfig {
-            grid: [columns.div_ceil(config::COLUMN_SUMS_COLUMNS), rows.div_ceil(rows_per_block), 1],
-            block: config::COLUMN_SUMS_THREADS,
-            shared_bytes: config::COLUMN_SUMS_SHARED_BYTES,
-            launch: Launch::Normal,
-        };
-        // SAFETY: the caller's.
-        unsafe { Ok(self.column_sums.launch(stream, &config, &params)?) }
-    }
-
-    /// # Safety
-    /// As [`Kernel::launch`].
-    unsafe fn launch_bias_sums(
-        &self,
-        stream: &Stream,
-        gradients: &DeviceGradients<'_>,
-        workspace: &Workspace,
-    ) -> Result<(), Error> {
-        let regions = &self.plan.regions;
-        let columns = self.plan.shape().d_model() as u32;
-        let blocks = columns.div_ceil(config::SUM_PARTIALS_COLUMNS);
-        let tokens = self.tokens() as u32;
-        let column_sum_rows = tokens.div_ceil(config::column_sums_rows_per_block(tokens));
-        let qkv = |index: u32, out: &TensorViewMut<'_>| PartialSum {
-            partials: (workspace.at(regions.bias_partials) + u64::from(4 * index * columns)) as *const f32,
-            out: out.address() as *mut u16,
-            rows: self.plan.tiles.bias_rows as u32,
-            pitch: 3 * columns,
-            columns,
-            first_block: index * blocks,
-        };
-        let params = SumPartialsParams {
-            sums: [
-                qkv(0, &gradients.grad_q_bias),
-                qkv(1, &gradients.grad_k_bias),
-                qkv(2, &gradients.grad_v_bias),
-                PartialSum {
-                    partials: workspace.at(regions.out_bias_partials) as *const f32,
-                    out: gradients.grad_out_bias.address() as *mut u16,
-                    rows: column_sum_rows,
-                    pitch: columns,
-                    columns,
-                    first_block: 3 * blocks,
-                },
-            ],
-        };
-        let config = LaunchConfig {
-            grid: [4 * blocks, 1, 1],
-            block: config::SUM_PARTIALS_THREADS,
-            shared_bytes: config::SUM_PARTIALS_SHARED_BYTES,
-            launch: Launch::Normal,
-        };
-        // SAFETY: the caller's.
-        unsafe { Ok(self.sum_partials.launch(stream, &config, &params)?) }
-    }
-
     /// Zeros in the rows of grad_hidden_states that belong to no chunk.
     ///
     /// # Safety
@@ -266,20 +210,22 @@ fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Er
     };
     let launch = |name: &str, table: &std::sync::Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
         let grid = [table.len() as u32, heads, 1];
-        let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
+        let config = LaunchConfig { grid, block, shared_bytes, launch: plan.attention_launch() };
         Ok(AttentionLaunch { kernel: gpu.kernel(module, name)?, config, tiles: table.clone() })
     };
     let mut launches = Vec::new();
     if !tiles.short.is_empty() {
         let row_tiles = tiles.short_row_tiles;
-        let name = format!("attention_short_{}", config::short_rows(row_tiles));
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
-        launches.push(launch(&name, &table(&tiles.short)?, block, shared_bytes)?);
+        launches.push(launch(&tiles.short_kernel(), &table(&tiles.short)?, block, shared_bytes)?);
     }
     if !tiles.long.is_empty() {
         let table = table(&tiles.long)?;
-        launches.push(launch("attention_long_q", &table, config::LONG_THREADS, config::LONG_Q_SHARED_BYTES)?);
-        launches.push(launch("attention_long_k", &table, config::LONG_THREADS, config::LONG_K_SHARED_BYTES)?);
+        for (name, shared_bytes) in
+            LONG_KERNELS.into_iter().zip([config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES])
+        {
+            launches.push(launch(name, &table, config::LONG_THREADS, shared_bytes)?);
+        }
     }
     Ok(launches)
 }

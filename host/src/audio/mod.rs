@@ -14,11 +14,13 @@ use ndarray::{Array1, Array2, Array4, ArrayViewD};
 use crate::gpu::Stream;
 use crate::{CuSeqlens, Device, Error, Target, Workspace};
 
+mod bias_sums;
 pub mod cpu;
 mod device;
 mod launch;
 mod plan;
 pub mod reference;
+mod riders;
 mod tiles;
 
 pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};

@@ -5,8 +5,10 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::tiles::AttentionTiles;
-use super::{HEAD_DIM, Shape};
+use super::{HEAD_DIM, Shape, riders};
+use crate::gemm::hopper::KCuts;
 use crate::gemm::{GemmPlan, Operands, ProductShape};
+use crate::gpu::{Launch, ModuleKind};
 use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
 
 /// How operation A runs for one shape and one cut into chunks.
@@ -53,12 +55,17 @@ impl Plan {
         let tokens = cu_seqlens.padding().start;
         let d_model = shape.d_model();
         let tiles = AttentionTiles::new(cu_seqlens, shape.num_heads, target);
-        let d_attn_gemm = GemmPlan::new(target, Operands::Bf16, &[d_attn_product(tokens, d_model)])?;
+        // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
+        let d_attn = [d_attn_product(tokens, d_model)];
+        let d_attn_gemm = GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?;
         let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
 
         let mut layout = WorkspaceLayout::default();
         let matrix = (tokens * d_model) as u64;
-        let column_sum_rows = tokens.div_ceil(config::column_sums_rows_per_block(tokens as u32) as usize);
+        let column_sum_rows = match gradients_gemm.is_hopper() {
+            true => 0, // the rider sums whole columns
+            false => tokens.div_ceil(config::column_sums_rows_per_block(tokens as u32) as usize),
+        };
         let stats_rows = if tiles.long.is_empty() { 0 } else { (shape.num_heads * shape.total_seq_len) as u64 };
         let regions = Regions {
             d_attn: layout.add("grad_attention fp32", 4 * matrix),
@@ -112,6 +119,49 @@ impl Plan {
         &self.gradients_gemm
     }
 
+    /// Rows that belong to a chunk.
+    pub(super) fn tokens(&self) -> usize {
+        self.cu_seqlens.padding().start
+    }
+
+    /// Whether the gradients GEMM sums the biases' gradients, too; else kernels of their own do.
+    pub(super) fn biases_ride(&self) -> bool {
+        self.gradients_gemm.is_hopper()
+    }
+
+    /// How the attention kernels follow what is ahead of them.
+    pub(super) fn attention_launch(&self) -> Launch {
+        match self.target.module {
+            ModuleKind::Hopper => Launch::Dependent,
+            ModuleKind::Portable => Launch::Normal,
+        }
+    }
+
+    /// Every launch of a run, in order, and what is particular about it.
+    fn launches(&self) -> Vec<String> {
+        let dependent = |launch| if launch == Launch::Dependent { " (dependent)" } else { "" };
+        let mut launches = Vec::new();
+        if !self.cu_seqlens.padding().is_empty() {
+            launches.push("memset of padding rows".into());
+        }
+        for name in self.d_attn_gemm.kernels() {
+            let mib = riders::prefetched_bytes(&self.shape).iter().sum::<u64>() as f64 / f64::from(1 << 20);
+            let rider =
+                if self.d_attn_gemm.is_hopper() { format!(" (brings {mib:.1} MiB into L2)") } else { "".into() };
+            launches.push(format!("{name}{rider}"));
+        }
+        if !self.biases_ride() && self.tokens() > 0 {
+            launches.push("column_sums_bf16".into());
+        }
+        launches.extend(self.tiles.kernels().map(|name| format!("{name}{}", dependent(self.attention_launch()))));
+        let rides = if self.biases_ride() { " (dependent, sums the biases)" } else { "" };
+        launches.extend(self.gradients_gemm.kernels().into_iter().map(|name| format!("{name}{rides}")));
+        if !self.biases_ride() {
+            launches.push("sum_partials".into());
+        }
+        launches
+    }
+
     /// Extra device memory of a run, by region.
     pub fn workspace(&self) -> &WorkspaceLayout {
         &self.layout
@@ -150,6 +200,49 @@ impl fmt::Display for Plan {
         writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
         writeln!(f, "attention: {}", self.tiles)?;
         writeln!(f, "gradients: {}", self.gradients_gemm)?;
+        writeln!(f, "launches: {}", self.launches().join(", "))?;
         write!(f, "{}", self.layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of `len`, the last one shorter, and `padding` rows.
+    fn plan(module: ModuleKind, tokens: usize, len: usize, padding: usize) -> Plan {
+        let offsets: Vec<i32> = (0..=tokens.div_ceil(len)).map(|i| (len * i).min(tokens) as i32).collect();
+        let cu = CuSeqlens::new(&offsets, tokens + padding).unwrap();
+        let shape = Shape { total_seq_len: tokens + padding, num_heads: 20, scale: 0.125 };
+        Plan::new(&shape, &cu, &Target::h200(module)).unwrap()
+    }
+
+    #[test]
+    fn a_hopper_run_is_three_kernels_and_no_memset() {
+        for tokens in [128, 373, 997, 1280] {
+            let launches = plan(ModuleKind::Hopper, tokens, 64, 0).launches();
+            let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
+            assert_eq!(names, ["wgmma_bf16_f32", "attention_short_64", "wgmma_bf16_bf16"], "{tokens}");
+            let dependent: Vec<bool> = launches.iter().map(|l| l.contains("(dependent")).collect();
+            assert_eq!(dependent, [false, true, true]);
+        }
+    }
+
+    #[test]
+    fn padding_rows_are_zeroed_ahead_of_the_first_kernel() {
+        let launches = plan(ModuleKind::Hopper, 300, 150, 20).launches();
+        assert_eq!((launches.len(), launches[0].as_str()), (5, "memset of padding rows"));
+        assert!(launches[2].starts_with("attention_long_q") && launches[3].starts_with("attention_long_k"));
+    }
+
+    #[test]
+    fn no_portable_kernel_is_a_dependent_launch() {
+        let launches = plan(ModuleKind::Portable, 1280, 64, 0).launches();
+        assert_eq!(launches[0], "gemm_bf16");
+        assert!(launches.contains(&"column_sums_bf16".into()) && launches.contains(&"sum_partials".into()));
+        assert!(launches.iter().all(|launch| !launch.contains("dependent")), "{launches:?}");
+        // products that the Hopper kernels do not take
+        let none = plan(ModuleKind::Hopper, 0, 64, 0).launches();
+        assert!(none.iter().all(|launch| !launch.contains("dependent")), "{none:?}");
     }
 }

@@ -7,6 +7,9 @@ use attn_backward_kernels::params::AttentionTile;
 
 use crate::{CuSeqlens, Target};
 
+/// The long kernels, in order.
+pub const LONG_KERNELS: [&str; 2] = ["attention_long_q", "attention_long_k"];
+
 /// Tables of the attention kernels' blocks; each entry runs once for every head.
 ///
 /// Every row of every chunk belongs to exactly one entry. Padding rows belong to none, nor do empty chunks.
@@ -54,6 +57,18 @@ impl AttentionTiles {
         tiles.long.sort_by_key(|tile| std::cmp::Reverse(tile.len));
         tiles
     }
+
+    /// Names of the kernels that run, in order.
+    pub fn kernels(&self) -> impl Iterator<Item = String> {
+        let short = (!self.short.is_empty()).then(|| self.short_kernel());
+        let long = (!self.long.is_empty()).then_some(LONG_KERNELS);
+        short.into_iter().chain(long.into_iter().flatten().map(String::from))
+    }
+
+    /// Name of the short kernel.
+    pub fn short_kernel(&self) -> String {
+        format!("attention_short_{}", config::short_rows(self.short_row_tiles))
+    }
 }
 
 /// How many blocks an entry makes, and what runs them.
@@ -67,8 +82,9 @@ impl Blocks {
     const SHORT_WAVE_US: f64 = 12.0;
     /// What an SM needs for one query tile and one key tile in both long kernels (4 us measured on an H200 before prefetching).
     const LONG_PAIR_US: f64 = 3.0;
-    /// Start and first loads of two more kernels.
-    const LONG_LAUNCHES_US: f64 = 10.0;
+    /// What both long kernels take however little they do. One chunk of 128: 18.9 us on an H200, with 3.8 that any one kernel takes and 1.8 for its
+    /// four pairs.
+    const LONG_LAUNCHES_US: f64 = 13.3;
 
     /// Rough time of chunks of these lengths if the short kernel has `row_tiles` tiles.
     fn cost_us(&self, row_tiles: u32, lens: impl Iterator<Item = usize>) -> f64 {
@@ -185,6 +201,8 @@ mod tests {
             assert_eq!((tiles.short_row_tiles, tiles.short.len(), tiles.long.len()), (row_tiles, 16, 0), "{len}");
         }
         assert!(tiles(&[129; 16]).short.is_empty());
+        let one = tiles(&[128]);
+        assert_eq!((one.short_row_tiles, one.short.len(), one.long.len()), (8, 1, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A planned grouped GEMM on a GPU: kernels and tables found once, parameters made for each run.
 use attn_backward_kernels::config::wgmma;
-use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS, OutputType};
-use attn_backward_kernels::params_wgmma::{MAX_TENSOR_MAPS, TensorMap, WgmmaParams, WgmmaProduct};
+use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS};
+use attn_backward_kernels::params_wgmma::{MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct};
 use attn_backward_kernels::schedule::item::Item;
 
 use super::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
@@ -38,25 +38,13 @@ pub(crate) enum PreparedGemm {
 impl GroupedGemm {
     /// Finds the plan's kernels in `module` and uploads its tables.
     pub(crate) fn new(gpu: &Gpu, module: ModuleKind, plan: &GemmPlan) -> Result<GroupedGemm, Error> {
+        let gemm = || gpu.kernel(module, plan.gemm_kernel());
         let kernels = match &plan.schedule {
-            Schedule::Portable(_) => {
-                let name = match plan.operands {
-                    Operands::Bf16 => "gemm_bf16",
-                    Operands::F16 => "gemm_f16",
-                    Operands::F16Promoted => "gemm_f16_promoted",
-                };
-                Kernels::Portable { gemm: gpu.kernel(module, name)?, reduce: gpu.kernel(module, "gemm_reduce")? }
-            }
-            Schedule::Hopper(hopper) => {
-                let name = match (plan.operands, plan.products[0].c_type) {
-                    (Operands::Bf16, OutputType::Bf16) => "wgmma_bf16_bf16",
-                    (Operands::Bf16, OutputType::F32) => "wgmma_bf16_f32",
-                    (Operands::F16, _) => "wgmma_f16_f32",
-                    (Operands::F16Promoted, _) => "wgmma_f16_f32_promoted",
-                };
-                let items = Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?;
-                Kernels::Hopper { gemm: gpu.kernel(module, name)?, items }
-            }
+            Schedule::Portable(_) => Kernels::Portable { gemm: gemm()?, reduce: gpu.kernel(module, "gemm_reduce")? },
+            Schedule::Hopper(hopper) => Kernels::Hopper {
+                gemm: gemm()?,
+                items: Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?,
+            },
         };
         Ok(GroupedGemm { gpu: gpu.clone(), plan: plan.clone(), kernels })
     }
@@ -83,35 +71,76 @@ impl GroupedGemm {
     /// # Safety
     /// The tensors and the workspace that it was prepared for are of the plan's sizes and live until the work has ended.
     pub(crate) unsafe fn launch(&self, stream: &Stream, prepared: &PreparedGemm) -> Result<(), Error> {
+        // SAFETY: the caller's.
+        unsafe {
+            prepared.zero_counters(stream)?;
+            self.launch_zeroed(stream, prepared, Launch::Normal)
+        }
+    }
+
+    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed. `launch` is for the wgmma kernels; the portable
+    /// ones do not wait and are launched normally.
+    ///
+    /// # Safety
+    /// As [`GroupedGemm::launch`].
+    pub(crate) unsafe fn launch_zeroed(
+        &self,
+        stream: &Stream,
+        prepared: &PreparedGemm,
+        launch: Launch,
+    ) -> Result<(), Error> {
         match (&self.plan.schedule, &self.kernels, prepared) {
             (Schedule::Portable(plan), Kernels::Portable { gemm, reduce }, PreparedGemm::Portable(params)) => {
                 let launches = [
                     (gemm, plan.blocks(), plan.threads(), plan.smem_bytes()),
                     (reduce, plan.reduce_blocks(), PortablePlan::REDUCE_THREADS, 0),
                 ];
-                for (kernel, blocks, threads, shared_bytes) in launches {
+                for (kernel, blocks, block, shared_bytes) in launches {
                     if blocks > 0 {
+                        let grid = [blocks, 1, 1];
+                        let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
                         // SAFETY: the caller's.
-                        unsafe { kernel.launch(stream, &config(blocks, threads, shared_bytes), &**params)? };
+                        unsafe { kernel.launch(stream, &config, &**params)? };
                     }
                 }
                 Ok(())
             }
-            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, counters }) => {
-                let config = config(plan.num_blocks() as u32, wgmma::THREADS, wgmma::SMEM_BYTES);
-                // SAFETY: the caller's; the counters lie in the workspace.
-                unsafe {
-                    stream.fill(counters.0, 0, counters.1)?;
-                    Ok(gemm.launch(stream, &config, &**params)?)
-                }
+            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, .. }) => {
+                let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
+                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch };
+                // SAFETY: the caller's.
+                unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
             _ => unreachable!("a run is prepared by the GEMM that launches it"),
         }
     }
 }
 
-fn config(blocks: u32, block: u32, shared_bytes: u32) -> LaunchConfig {
-    LaunchConfig { grid: [blocks, 1, 1], block, shared_bytes, launch: Launch::Normal }
+impl PreparedGemm {
+    /// Lets `rider` ride along; a portable GEMM takes none and leaves its work to the caller.
+    pub(crate) fn take_rider(&mut self, rider: Rider) {
+        if let PreparedGemm::Hopper { params, .. } = self {
+            params.rider = rider;
+        }
+    }
+
+    /// Address of the counters that must be zero when the kernel starts, and their bytes.
+    pub(crate) fn counters(&self) -> (u64, usize) {
+        match self {
+            PreparedGemm::Portable(_) => (0, 0),
+            PreparedGemm::Hopper { counters, .. } => *counters,
+        }
+    }
+
+    /// Zeroes the counters by a memset.
+    ///
+    /// # Safety
+    /// As [`GroupedGemm::launch`].
+    pub(crate) unsafe fn zero_counters(&self, stream: &Stream) -> Result<(), Error> {
+        let (address, bytes) = self.counters();
+        // SAFETY: the counters lie in the workspace.
+        unsafe { Ok(stream.fill(address, 0, bytes)?) }
+    }
 }
 
 /// Parameters of a `wgmma_*` launch; `(items, counters, parts)` are device addresses.
@@ -153,6 +182,7 @@ fn wgmma_params(
         counters: counters as *mut u32,
         items_per_block: plan.items_per_block() as u32,
         num_maps: specs.len() as u32,
+        rider: Rider::NONE,
     })
 }
 

@@ -14,7 +14,7 @@ pub mod hopper;
 pub mod portable;
 
 pub(crate) use grouped::GroupedGemm;
-use hopper::{Accumulation, HopperPlan};
+use hopper::{Accumulation, HopperPlan, KCuts};
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +92,24 @@ impl GemmPlan {
     /// # Errors
     /// [`Error::Unsupported`] for extents that the kernels do not take.
     pub fn new(target: &Target, operands: Operands, products: &[ProductShape]) -> Result<GemmPlan, Error> {
+        GemmPlan::with_k_cuts(target, operands, products, KCuts::Allowed)
+    }
+
+    /// As [`GemmPlan::new`], but the wgmma kernels cut nothing along K unless `k_cuts` allows it: a launch that has no counters needs no memset
+    /// before it.
+    ///
+    /// # Errors
+    /// As [`GemmPlan::new`].
+    pub fn with_k_cuts(
+        target: &Target,
+        operands: Operands,
+        products: &[ProductShape],
+        k_cuts: KCuts,
+    ) -> Result<GemmPlan, Error> {
         let promoted = operands == Operands::F16Promoted;
         let accumulation = if promoted { Accumulation::Promoted } else { Accumulation::Plain };
         let wgmma = match target.module {
-            ModuleKind::Hopper => HopperPlan::new(accumulation, products, target.num_sms),
+            ModuleKind::Hopper => HopperPlan::new(accumulation, products, target.num_sms, k_cuts),
             ModuleKind::Portable => None,
         };
         let schedule = match wgmma {
@@ -119,6 +133,34 @@ impl GemmPlan {
             Schedule::Portable(plan) => plan.workspace_bytes() as u64,
             Schedule::Hopper(plan) => hopper_counter_bytes(plan) + 4 * plan.workspace_floats() as u64,
         }
+    }
+
+    /// Whether it is one launch of a wgmma kernel, which takes a rider and may be a dependent launch.
+    pub fn is_hopper(&self) -> bool {
+        matches!(self.schedule, Schedule::Hopper(_))
+    }
+
+    /// Name of the kernel that multiplies.
+    pub(crate) fn gemm_kernel(&self) -> &'static str {
+        match (&self.schedule, self.operands, self.products.first().map(|product| product.c_type)) {
+            (Schedule::Portable(_), Operands::Bf16, _) => "gemm_bf16",
+            (Schedule::Portable(_), Operands::F16, _) => "gemm_f16",
+            (Schedule::Portable(_), Operands::F16Promoted, _) => "gemm_f16_promoted",
+            (Schedule::Hopper(_), Operands::Bf16, Some(OutputType::Bf16)) => "wgmma_bf16_bf16",
+            (Schedule::Hopper(_), Operands::Bf16, _) => "wgmma_bf16_f32",
+            (Schedule::Hopper(_), Operands::F16, _) => "wgmma_f16_f32",
+            (Schedule::Hopper(_), Operands::F16Promoted, _) => "wgmma_f16_f32_promoted",
+        }
+    }
+
+    /// Names of the kernels that a run launches, in order.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        let (gemm, reduce) = match &self.schedule {
+            Schedule::Portable(plan) => (plan.blocks() > 0, plan.reduce_blocks() > 0),
+            Schedule::Hopper(_) => (true, false),
+        };
+        let launches = [(gemm, self.gemm_kernel()), (reduce, "gemm_reduce")];
+        launches.into_iter().filter(|(launched, _)| *launched).map(|(_, name)| name).collect()
     }
 
     /// Floating-point operations of all products.

@@ -76,9 +76,9 @@ pub const fn column_sums_rows_per_block(rows: u32) -> u32 {
     if enough > 32 { enough } else { 32 }
 }
 
-/// Columns that a block of `sum_partials` sums: one a lane.
+/// Columns that a block of `sum_partials` sums.
 pub const SUM_PARTIALS_COLUMNS: u32 = 32;
-/// Threads of a block of `sum_partials`: 16 warps, each every sixteenth row.
+/// Threads of a block of `sum_partials`: 16 warps, each 4 of every 64 rows.
 pub const SUM_PARTIALS_THREADS: u32 = 512;
 /// Dynamic shared memory of `sum_partials`: fp32 sums `[16 warps, 32 columns]`.
 pub const SUM_PARTIALS_SHARED_BYTES: u32 = SUM_PARTIALS_THREADS * 4;

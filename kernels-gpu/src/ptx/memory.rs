@@ -52,23 +52,10 @@ pub unsafe fn ldg128_l2_or_zero(p: *const u8, ok: bool) -> [f32; 4] {
     [a, b, c, d]
 }
 
-/// `st.global.v4.b32`.
-///
-/// # Safety
-/// `p` is 16-byte aligned and points to 16 bytes that no other thread accesses.
-#[inline(always)]
-pub unsafe fn stg128(p: *mut u8, v: [u32; 4]) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        asm!("st.global.v4.b32 [{p}], {{{a}, {b}, {c}, {d}}};",
-             p = in(reg64) p, a = in(reg32) v[0], b = in(reg32) v[1], c = in(reg32) v[2], d = in(reg32) v[3], options(nostack))
-    }
-}
-
 /// `st.global.v4.b32` where `ok`: a predicate, not a branch, for conditions that differ between lanes.
 ///
 /// # Safety
-/// As [`stg128`] if `ok`.
+/// If `ok`, `p` is 16-byte aligned and points to 16 bytes that no other thread accesses.
 #[inline(always)]
 pub unsafe fn stg128_if(ok: bool, p: *mut u8, v: [u32; 4]) {
     // SAFETY: as the caller promises.
@@ -164,6 +151,20 @@ pub unsafe fn sts64(a: u32, x: u32, y: u32) {
     // SAFETY: as the caller promises.
     unsafe {
         asm!("st.shared.v2.b32 [{a}], {{{x}, {y}}};", a = in(reg32) a, x = in(reg32) x, y = in(reg32) y, options(nostack))
+    }
+}
+
+/// `st.shared.v4.b32` where `ok`.
+///
+/// # Safety
+/// As [`sts128`] if `ok`.
+#[inline(always)]
+pub unsafe fn sts128_if(ok: bool, a: u32, v: [u32; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p st.shared.v4.b32 [{a}], {{{x}, {y}, {z}, {w}}}; }}",
+             ok = in(reg32) ok as u32, a = in(reg32) a, x = in(reg32) v[0], y = in(reg32) v[1], z = in(reg32) v[2], w = in(reg32) v[3],
+             options(nostack))
     }
 }
 

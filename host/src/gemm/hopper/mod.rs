@@ -1,7 +1,7 @@
 //! Plans of the Hopper grouped GEMM (`wgmma_*`): which block does which tiles, in which order.
 //!
 //! Pure: made from shapes and the number of SMs alone. The launch fills in addresses: it encodes [`HopperPlan::tensor_maps`], copies
-//! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (a memset before the kernel: any content of the
+//! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (before the kernel: any content of the
 //! workspace is then fine, even after a launch that was cut off, and the kernel need not clean up) and launches `num_blocks` blocks of
 //! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory. Tensors, items and workspace start on
 //! 16-byte boundaries (items on 64).
@@ -24,6 +24,7 @@ mod tests;
 mod tiling;
 
 pub use accumulation::Accumulation;
+pub use search::KCuts;
 pub use tensor_map::{ElementType, Pitches, TensorMapSpec, TensorRole};
 pub use tiling::{KSplit, Tiling};
 
@@ -68,13 +69,13 @@ impl HopperPlan {
     /// The best schedule that the search finds for `products` (each of them [supported](supports), at most `MAX_PRODUCTS`) on `num_sms` SMs.
     ///
     /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds.
-    pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize) -> Option<Self> {
+    pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize, k_cuts: KCuts) -> Option<Self> {
         let all = products.iter().all(|shape| supports(accumulation, shape));
         let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && all;
         if !supported || num_sms == 0 {
             return None;
         }
-        let tilings = search::search(accumulation, products, num_sms)?;
+        let tilings = search::search(accumulation, products, num_sms, k_cuts)?;
         Some(Self::with_tilings(accumulation, products, tilings, num_sms))
     }
 

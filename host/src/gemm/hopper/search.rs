@@ -25,6 +25,15 @@ const START_CUTS: [(u32, u32); 2] = [(3, 1), (4, 2)];
 /// A cut along K must win this share of the makespan: it takes workspace, and real waits are longer than the model's.
 const LEAST_GAIN_OF_A_CUT: u64 = 200;
 
+/// Whether tiles may be cut along K. Parts need counters that are zero when the launch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KCuts {
+    /// Where the cost model gains by it.
+    Allowed,
+    /// Nowhere: the launch has no counters.
+    Forbidden,
+}
+
 /// Which products a round of the descent fits first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
@@ -40,8 +49,13 @@ fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32
 }
 
 /// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
-pub fn search(accumulation: Accumulation, products: &[ProductShape], num_sms: usize) -> Option<Vec<Tiling>> {
-    let mut search = Search { accumulation, products, num_sms, played: 0 };
+pub fn search(
+    accumulation: Accumulation,
+    products: &[ProductShape],
+    num_sms: usize,
+    k_cuts: KCuts,
+) -> Option<Vec<Tiling>> {
+    let mut search = Search { accumulation, products, num_sms, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
     let units = units(products);
@@ -86,6 +100,7 @@ struct Search<'a> {
     accumulation: Accumulation,
     products: &'a [ProductShape],
     num_sms: usize,
+    k_cuts: KCuts,
     played: usize,
 }
 
@@ -151,7 +166,7 @@ impl Search<'_> {
             options.extend(tails.map(|tail| whole(leads[0].clone(), tail)));
         }
         let k_blocks = k_blocks(shape);
-        for widths in leads {
+        for widths in leads.into_iter().filter(|_| self.k_cuts == KCuts::Allowed) {
             if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.num_sms {
                 let splits = splits(k_blocks).into_iter();
                 options.extend(splits.map(|split| Tiling { widths: widths.clone(), split, narrow_row_blocks: 0 }));

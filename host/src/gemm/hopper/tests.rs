@@ -181,10 +181,10 @@ proptest! {
         heads in 2usize..24,
         num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
     ) {
-        check(&HopperPlan::new(Plain, &audio(rows, 64 * heads), num_sms).unwrap());
+        check(&HopperPlan::new(Plain, &audio(rows, 64 * heads), num_sms, KCuts::Allowed).unwrap());
         let (n, k) = (64 * heads, 8 * heads);
         let products = [dgrad(rows, n, k, 1, OutputType::F32), wgrad(64 * heads, n, rows, OutputType::F32)];
-        check(&HopperPlan::new(Plain, &products, num_sms).unwrap());
+        check(&HopperPlan::new(Plain, &products, num_sms, KCuts::Allowed).unwrap());
     }
 
     #[test]
@@ -196,7 +196,7 @@ proptest! {
         let n = 64 * heads;
         let products = [dgrad(rows, n, 8 * heads, 3, OutputType::F32), wgrad(n, n, rows, OutputType::F32)];
         let products = products.map(|product| ProductShape { num_segments: 3, ..product });
-        check(&HopperPlan::new(Promoted, &products, num_sms).unwrap());
+        check(&HopperPlan::new(Promoted, &products, num_sms, KCuts::Allowed).unwrap());
     }
 
     #[test]
@@ -235,13 +235,13 @@ proptest! {
 #[test]
 fn suite_plans_are_complete() {
     for total_seq_len in AUDIO_SUITE {
-        check(&HopperPlan::new(Plain, &audio(total_seq_len, 1280), NUM_SMS).unwrap());
+        check(&HopperPlan::new(Plain, &audio(total_seq_len, 1280), NUM_SMS, KCuts::Allowed).unwrap());
         let first = [dgrad(total_seq_len, 1280, 1280, 1, OutputType::F32)];
-        check(&HopperPlan::new(Plain, &first, NUM_SMS).unwrap());
+        check(&HopperPlan::new(Plain, &first, NUM_SMS, KCuts::Allowed).unwrap());
     }
     for (batch, dec, enc) in CROSS_SUITE {
-        check(&HopperPlan::new(Plain, &cross(batch * dec, batch * enc), NUM_SMS).unwrap());
-        let plan = HopperPlan::new(Promoted, &cross_high(batch * dec, batch * enc), NUM_SMS).unwrap();
+        check(&HopperPlan::new(Plain, &cross(batch * dec, batch * enc), NUM_SMS, KCuts::Allowed).unwrap());
+        let plan = HopperPlan::new(Promoted, &cross_high(batch * dec, batch * enc), NUM_SMS, KCuts::Allowed).unwrap();
         println!("B High, {batch} x ({dec}, {enc}):\n{plan}");
         check(&plan);
     }
@@ -297,7 +297,7 @@ fn search_is_at_least_as_good_as_the_measured_best_schedules() {
         let products = audio(total_seq_len, 1280);
         let tilings = vec![dx, first.clone(), first, second.clone(), second];
         let best = HopperPlan::with_tilings(Plain, &products, tilings, NUM_SMS).times.makespan_ns;
-        let found = HopperPlan::new(Plain, &products, NUM_SMS).unwrap().times.makespan_ns;
+        let found = HopperPlan::new(Plain, &products, NUM_SMS, KCuts::Allowed).unwrap().times.makespan_ns;
         println!("T = {total_seq_len}: found {found} ns, measured best {best} ns");
         assert!(found <= best, "T = {total_seq_len}: found {found} ns, measured best {best} ns");
     }
@@ -317,7 +317,7 @@ fn cost_model_is_within_15_percent_of_the_measured_times() {
 
 #[test]
 fn plans_are_repeatable() {
-    let plan = || HopperPlan::new(Plain, &audio(853, 1280), NUM_SMS).unwrap();
+    let plan = || HopperPlan::new(Plain, &audio(853, 1280), NUM_SMS, KCuts::Allowed).unwrap();
     assert_eq!(plan().items(), plan().items());
 }
 
@@ -327,7 +327,7 @@ fn long_sequences_are_planned_quickly_and_in_little_workspace() {
         [(Plain, audio(100_000, 1280)), (Plain, cross(60_000, 120_000)), (Promoted, cross_high(60_000, 120_000))];
     for (accumulation, products) in launches {
         let start = Instant::now();
-        let plan = HopperPlan::new(accumulation, &products, NUM_SMS).unwrap();
+        let plan = HopperPlan::new(accumulation, &products, NUM_SMS, KCuts::Allowed).unwrap();
         println!("{plan}\n  planned in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
         assert!(plan.mean_load_us() * 1.05 > plan.times.makespan_ns as f64 / 1e3);
     }
@@ -350,17 +350,20 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
         wgrad(96, 1280, 128, OutputType::F32),
     ] {
         assert!(!supports(Plain, &bad), "{bad:?}");
-        assert!(HopperPlan::new(Plain, &[bad], NUM_SMS).is_none());
+        assert!(HopperPlan::new(Plain, &[bad], NUM_SMS, KCuts::Allowed).is_none());
     }
-    assert!(HopperPlan::new(Plain, &[], NUM_SMS).is_none());
+    assert!(HopperPlan::new(Plain, &[], NUM_SMS, KCuts::Allowed).is_none());
     // Five products of three segments each can need more maps than a launch holds; the search avoids that or refuses.
-    if let Some(plan) = HopperPlan::new(Plain, &[good; 5], NUM_SMS) {
+    if let Some(plan) = HopperPlan::new(Plain, &[good; 5], NUM_SMS, KCuts::Allowed) {
         check(&plan);
     }
     let promoted = ProductShape { k: 373, ..good };
     assert!(supports(Promoted, &promoted) && !supports(Plain, &promoted));
     for bad in [ProductShape { num_segments: 1, ..promoted }, ProductShape { n: 64, ..promoted }] {
-        assert!(!supports(Promoted, &bad) && HopperPlan::new(Promoted, &[bad], NUM_SMS).is_none(), "{bad:?}");
+        assert!(
+            !supports(Promoted, &bad) && HopperPlan::new(Promoted, &[bad], NUM_SMS, KCuts::Allowed).is_none(),
+            "{bad:?}"
+        );
     }
     let pitches = Pitches { a: 1280, b: 1288, c: 1284, a_part_bytes: 0, b_part_bytes: 0 };
     assert!(supports_pitches(&pitches, OutputType::F32) && !supports_pitches(&pitches, OutputType::Bf16));
@@ -368,9 +371,18 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
 }
 
 #[test]
+fn plans_without_cuts_have_no_counters() {
+    for total_seq_len in [128, 373, 853] {
+        let plan = HopperPlan::new(Plain, &audio(total_seq_len, 1280), NUM_SMS, KCuts::Forbidden).unwrap();
+        assert_eq!((plan.num_counters(), plan.workspace_floats()), (0, 0));
+        check(&plan);
+    }
+}
+
+#[test]
 fn tensor_maps_describe_the_operands() {
     let products = audio(373, 1280);
-    let plan = HopperPlan::new(Plain, &products, NUM_SMS).unwrap();
+    let plan = HopperPlan::new(Plain, &products, NUM_SMS, KCuts::Allowed).unwrap();
     let mut pitches = vec![Pitches { a: 3840, b: 1280, c: 1280, a_part_bytes: 0, b_part_bytes: 0 }; 5];
     pitches[4].a = 1280;
     let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
@@ -396,7 +408,7 @@ fn tensor_maps_of_promoted_products_cover_both_parts() {
         dgrad(373, 1536, 1000, 3, OutputType::F32),
         ProductShape { num_segments: 3, ..wgrad(4096, 1536, 373, OutputType::F32) },
     ];
-    let plan = HopperPlan::new(Promoted, &products, NUM_SMS).unwrap();
+    let plan = HopperPlan::new(Promoted, &products, NUM_SMS, KCuts::Allowed).unwrap();
     let dgrad_pitches = Pitches { a: 1000, b: 1536, c: 1536, a_part_bytes: 746_240, b_part_bytes: 3_072_000 };
     let wgrad_pitches = Pitches { a: 4096, b: 1536, c: 1536, a_part_bytes: 3_055_616, b_part_bytes: 1_146_112 };
     let maps = plan.tensor_maps(ElementType::F16, &[dgrad_pitches, wgrad_pitches]);

@@ -9,7 +9,8 @@
 //! after the other, see [`Item`]. Deterministic: parts are added in a fixed order, nothing is added atomically.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
-//! consumer warpgroups 0 and 1, warp 1 and the rest of warp 0 idle. Warpgroups 1 and 2: consumers, 64 rows of the 128-row tile each.
+//! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]), the rest of warp 0 idles. Warpgroups 1
+//! and 2: consumers, 64 rows of the 128-row tile each.
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
 //! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
@@ -19,6 +20,10 @@
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
+//!
+//! **Order of launches.** May be a dependent launch. Until `wait_for_launches_before` it reads its parameters and its lists, which no launch
+//! writes, and writes shared memory only. Every thread waits, before the roles part: loads and stores of all roles and of the async proxy come
+//! after. The launch behind may begin at any time; it waits likewise.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -40,6 +45,7 @@ use crate::params_wgmma::{TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
+use crate::ptx::sync::{launch_dependents, wait_for_launches_before};
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
@@ -48,6 +54,7 @@ mod operand;
 mod output;
 mod parts;
 mod producer;
+mod rider;
 
 use consumer::Consumer;
 use operand::{Bf16, F16, F16Promoted, Operand};
@@ -156,6 +163,7 @@ unsafe fn run<E: Entry>() {
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
     // warp, and the mbarriers are initialised before the block barrier.
     unsafe {
+        launch_dependents();
         // The first item and the tensor maps are cold misses: they start before anything else.
         prefetch_l1(list::<E>());
         let map = t.wrapping_sub(32);
@@ -165,6 +173,7 @@ unsafe fn run<E: Entry>() {
             ring.init(2);
         }
         thread::sync_threads();
+        wait_for_launches_before();
 
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
@@ -172,6 +181,8 @@ unsafe fn run<E: Entry>() {
                 producer::produce_list::<E>(ring);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
+            } else if t >= 32 {
+                rider::ride::<E>(t % 32);
             }
         } else {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
