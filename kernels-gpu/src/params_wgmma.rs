@@ -32,22 +32,6 @@ pub struct WgmmaProduct {
 }
 const _: () = assert!(size_of::<WgmmaProduct>() == 32);
 
-/// Ranges that a launch can bring into L2.
-pub const MAX_PREFETCHES: usize = 7;
-
-/// Global memory that a later launch will read.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefetch {
-    /// First byte, a multiple of 16.
-    pub address: *const u8,
-    /// Bytes, a multiple of 16; 0: nothing.
-    pub bytes: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-const _: () = assert!(size_of::<Prefetch>() == 16);
-
 /// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +52,6 @@ const _: () = assert!(size_of::<ColumnSum>() == 24);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Rider {
-    /// Brought into L2, in this order, while the products are computed.
-    pub prefetch: [Prefetch; MAX_PREFETCHES],
     /// u32 `[zero_words]`, set to 0: counters of a later launch.
     pub zero: *mut u32,
     /// A column sum of a matrix.
@@ -82,12 +64,11 @@ pub struct Rider {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Rider>() == 248);
+const _: () = assert!(size_of::<Rider>() == 136);
 
 impl Rider {
     /// Nothing to do.
     pub const NONE: Rider = Rider {
-        prefetch: [Prefetch { address: core::ptr::null(), bytes: 0, reserved: 0 }; MAX_PREFETCHES],
         zero: core::ptr::null_mut(),
         column_sum: ColumnSum { x: core::ptr::null(), out: core::ptr::null_mut(), rows: 0, columns: 0 },
         partial_sums: [PartialSum::NONE; 3],
@@ -118,5 +99,5 @@ pub struct WgmmaParams {
     pub rider: Rider,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 4032 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

@@ -1,18 +1,8 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, attention kernels, gradients GEMM. In the Hopper
-//! module all but the first kernel are dependent launches: a kernel's blocks start while the one ahead still runs, and every thread of them
-//! executes `griddepcontrol.wait` before it reads or writes anything that another launch of the run writes or reads. Why that is enough:
-//! * The first kernel is launched normally: it starts when all earlier work of the stream has ended, memsets and the last run included. So
-//!   nothing of this run meets anything of the run before: not the workspace, not the gradients.
-//! * After the wait the launch ahead has ended and its writes are visible. It had waited itself before it ended, so the same holds, by
-//!   induction, for every launch of the run before it. From the wait on, a run's launches are as ordered as normal ones, reads before
-//!   overwriting included.
-//! * Before the wait a kernel reads inputs of the operation and tables of the plan, which no launch writes, and writes shared memory only.
-//!   (Prefetches into L2 are hints.)
-//! * The counters of the gradients GEMM are zeroed by the grad_attention GEMM's rider, at least one launch ahead of it.
-//!
-//! The portable kernels do not wait: they are launched normally, also in the Hopper module, for products that its GEMM does not take.
+//! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM,
+//! bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
+//! sums columns and biases.
 use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{AttentionParams, AttentionTile};
 
@@ -89,11 +79,11 @@ impl Backward {
         let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
         let products = self.gradient_products(inputs, gradients, workspace);
         let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
-        d_attn.take_rider(riders::prepare(&self.plan, inputs, products.counters()));
+        d_attn.take_rider(riders::zero_counters(products.counters()));
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
 
-        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the
-        // work, and each launch reads what those before it on the stream wrote, as the file's head says.
+        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work, and each launch
+        // reads what those before it on the stream wrote.
         unsafe {
             self.zero_padding(stream, gradients)?;
             if !self.plan.d_attn_gemm.is_hopper() {
@@ -107,7 +97,7 @@ impl Backward {
                 let params = self.attention_params(launch, inputs, workspace);
                 launch.kernel.launch(stream, &launch.config, &params)?;
             }
-            self.gradients_gemm.launch_zeroed(stream, &products, Launch::Dependent)?;
+            self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
             }
@@ -210,7 +200,7 @@ fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Er
     };
     let launch = |name: &str, table: &std::sync::Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
         let grid = [table.len() as u32, heads, 1];
-        let config = LaunchConfig { grid, block, shared_bytes, launch: plan.attention_launch() };
+        let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
         Ok(AttentionLaunch { kernel: gpu.kernel(module, name)?, config, tiles: table.clone() })
     };
     let mut launches = Vec::new();

@@ -5,10 +5,9 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::tiles::AttentionTiles;
-use super::{HEAD_DIM, Shape, riders};
+use super::{HEAD_DIM, Shape};
 use crate::gemm::hopper::KCuts;
 use crate::gemm::{GemmPlan, Operands, ProductShape};
-use crate::gpu::{Launch, ModuleKind};
 use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
 
 /// How operation A runs for one shape and one cut into chunks.
@@ -129,32 +128,18 @@ impl Plan {
         self.gradients_gemm.is_hopper()
     }
 
-    /// How the attention kernels follow what is ahead of them.
-    pub(super) fn attention_launch(&self) -> Launch {
-        match self.target.module {
-            ModuleKind::Hopper => Launch::Dependent,
-            ModuleKind::Portable => Launch::Normal,
-        }
-    }
-
     /// Every launch of a run, in order, and what is particular about it.
     fn launches(&self) -> Vec<String> {
-        let dependent = |launch| if launch == Launch::Dependent { " (dependent)" } else { "" };
         let mut launches = Vec::new();
         if !self.cu_seqlens.padding().is_empty() {
             launches.push("memset of padding rows".into());
         }
-        for name in self.d_attn_gemm.kernels() {
-            let mib = riders::prefetched_bytes(&self.shape).iter().sum::<u64>() as f64 / f64::from(1 << 20);
-            let rider =
-                if self.d_attn_gemm.is_hopper() { format!(" (brings {mib:.1} MiB into L2)") } else { "".into() };
-            launches.push(format!("{name}{rider}"));
-        }
+        launches.extend(self.d_attn_gemm.kernels().into_iter().map(String::from));
         if !self.biases_ride() && self.tokens() > 0 {
             launches.push("column_sums_bf16".into());
         }
-        launches.extend(self.tiles.kernels().map(|name| format!("{name}{}", dependent(self.attention_launch()))));
-        let rides = if self.biases_ride() { " (dependent, sums the biases)" } else { "" };
+        launches.extend(self.tiles.kernels());
+        let rides = if self.biases_ride() { " (sums the biases)" } else { "" };
         launches.extend(self.gradients_gemm.kernels().into_iter().map(|name| format!("{name}{rides}")));
         if !self.biases_ride() {
             launches.push("sum_partials".into());
@@ -208,6 +193,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::ModuleKind;
 
     /// Chunks of `len`, the last one shorter, and `padding` rows.
     fn plan(module: ModuleKind, tokens: usize, len: usize, padding: usize) -> Plan {
@@ -223,8 +209,6 @@ mod tests {
             let launches = plan(ModuleKind::Hopper, tokens, 64, 0).launches();
             let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
             assert_eq!(names, ["wgmma_bf16_f32", "attention_short_64", "wgmma_bf16_bf16"], "{tokens}");
-            let dependent: Vec<bool> = launches.iter().map(|l| l.contains("(dependent")).collect();
-            assert_eq!(dependent, [false, true, true]);
         }
     }
 
@@ -236,13 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn no_portable_kernel_is_a_dependent_launch() {
+    fn kernels_of_their_own_sum_the_biases_where_nothing_rides() {
         let launches = plan(ModuleKind::Portable, 1280, 64, 0).launches();
         assert_eq!(launches[0], "gemm_bf16");
         assert!(launches.contains(&"column_sums_bf16".into()) && launches.contains(&"sum_partials".into()));
-        assert!(launches.iter().all(|launch| !launch.contains("dependent")), "{launches:?}");
-        // products that the Hopper kernels do not take
-        let none = plan(ModuleKind::Hopper, 0, 64, 0).launches();
-        assert!(none.iter().all(|launch| !launch.contains("dependent")), "{none:?}");
+        // no products for the Hopper kernels, no columns to sum
+        assert_eq!(plan(ModuleKind::Hopper, 0, 64, 0).launches().last().unwrap(), "sum_partials");
     }
 }

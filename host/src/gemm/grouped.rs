@@ -8,7 +8,9 @@ use super::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpe
 use super::portable::PortablePlan;
 use super::{GemmPlan, Operands, ProductTensors, Schedule, hopper_counter_bytes};
 use crate::Error;
-use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor};
+use crate::gpu::{
+    Buffer, Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor,
+};
 
 /// A grouped GEMM, ready to run on one GPU.
 #[derive(Debug)]
@@ -37,14 +39,18 @@ pub(crate) enum PreparedGemm {
 
 impl GroupedGemm {
     /// Finds the plan's kernels in `module` and uploads its tables.
+    ///
+    /// # Errors
+    /// [`GpuError::CooperativeGrid`] if the plan is for more SMs than the GPU has and its blocks wait for each other; errors of the driver.
     pub(crate) fn new(gpu: &Gpu, module: ModuleKind, plan: &GemmPlan) -> Result<GroupedGemm, Error> {
         let gemm = || gpu.kernel(module, plan.gemm_kernel());
         let kernels = match &plan.schedule {
             Schedule::Portable(_) => Kernels::Portable { gemm: gemm()?, reduce: gpu.kernel(module, "gemm_reduce")? },
-            Schedule::Hopper(hopper) => Kernels::Hopper {
-                gemm: gemm()?,
-                items: Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?,
-            },
+            Schedule::Hopper(hopper) => {
+                check_resident(plan.gemm_kernel(), hopper, gpu.properties().num_sms)?;
+                let items = Buffer::from_slice(gpu, "the items of a grouped GEMM", hopper.items())?;
+                Kernels::Hopper { gemm: gemm()?, items }
+            }
         };
         Ok(GroupedGemm { gpu: gpu.clone(), plan: plan.clone(), kernels })
     }
@@ -74,21 +80,15 @@ impl GroupedGemm {
         // SAFETY: the caller's.
         unsafe {
             prepared.zero_counters(stream)?;
-            self.launch_zeroed(stream, prepared, Launch::Normal)
+            self.launch_zeroed(stream, prepared)
         }
     }
 
-    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed. `launch` is for the wgmma kernels; the portable
-    /// ones do not wait and are launched normally.
+    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed.
     ///
     /// # Safety
     /// As [`GroupedGemm::launch`].
-    pub(crate) unsafe fn launch_zeroed(
-        &self,
-        stream: &Stream,
-        prepared: &PreparedGemm,
-        launch: Launch,
-    ) -> Result<(), Error> {
+    pub(crate) unsafe fn launch_zeroed(&self, stream: &Stream, prepared: &PreparedGemm) -> Result<(), Error> {
         match (&self.plan.schedule, &self.kernels, prepared) {
             (Schedule::Portable(plan), Kernels::Portable { gemm, reduce }, PreparedGemm::Portable(params)) => {
                 let launches = [
@@ -107,7 +107,7 @@ impl GroupedGemm {
             }
             (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, .. }) => {
                 let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
-                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch };
+                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch: launch(plan) };
                 // SAFETY: the caller's.
                 unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
@@ -141,6 +141,21 @@ impl PreparedGemm {
         // SAFETY: the counters lie in the workspace.
         unsafe { Ok(stream.fill(address, 0, bytes)?) }
     }
+}
+
+/// How a wgmma kernel is launched. Counters mean that blocks wait for parts of others and keep their SMs meanwhile. Launched normally, two such
+/// grids on different streams could each hold some SMs and wait for blocks that never find one.
+fn launch(plan: &HopperPlan) -> Launch {
+    if plan.num_counters() > 0 { Launch::Cooperative } else { Launch::Normal }
+}
+
+/// `Ok` if a GPU of `num_sms` SMs, each of which holds one block, can hold all blocks of `plan` at once, or need not.
+fn check_resident(kernel: &'static str, plan: &HopperPlan, num_sms: u32) -> Result<(), GpuError> {
+    let (blocks, available) = (plan.num_blocks(), num_sms as usize);
+    if launch(plan) == Launch::Cooperative && blocks > available {
+        return Err(GpuError::CooperativeGrid { kernel, blocks, available });
+    }
+    Ok(())
 }
 
 /// Parameters of a `wgmma_*` launch; `(items, counters, parts)` are device addresses.
@@ -242,7 +257,33 @@ fn encode(
 
 #[cfg(test)]
 mod tests {
+    use attn_backward_kernels::params::{Major, OutputType};
+
     use super::*;
+    use crate::gemm::ProductShape;
+    use crate::gemm::hopper::KCuts;
+
+    /// Few and deep tiles on 132 SMs.
+    fn plan(k_cuts: KCuts) -> HopperPlan {
+        let (a_major, c_type) = (Major::Mn, OutputType::Bf16);
+        let product = ProductShape { m: 1280, n: 1280, k: 4096, num_segments: 1, a_major, c_type };
+        HopperPlan::new(Accumulation::Plain, &[product], 132, k_cuts).unwrap()
+    }
+
+    #[test]
+    fn grids_whose_blocks_wait_for_each_other_are_launched_cooperatively() {
+        assert!(plan(KCuts::Allowed).num_counters() > 0);
+        assert_eq!(launch(&plan(KCuts::Allowed)), Launch::Cooperative);
+        assert_eq!(launch(&plan(KCuts::Forbidden)), Launch::Normal);
+    }
+
+    #[test]
+    fn blocks_that_wait_for_each_other_must_all_fit_on_the_gpu() {
+        check_resident("wgmma", &plan(KCuts::Allowed), 132).unwrap();
+        let error = check_resident("wgmma", &plan(KCuts::Allowed), 131).unwrap_err();
+        assert!(matches!(error, GpuError::CooperativeGrid { kernel: "wgmma", blocks: 132, available: 131 }), "{error}");
+        check_resident("wgmma", &plan(KCuts::Forbidden), 131).unwrap();
+    }
 
     #[test]
     fn parts_of_promoted_products_are_found_in_their_segments() {

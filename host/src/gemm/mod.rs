@@ -96,7 +96,7 @@ impl GemmPlan {
     }
 
     /// As [`GemmPlan::new`], but the wgmma kernels cut nothing along K unless `k_cuts` allows it: a launch that has no counters needs no memset
-    /// before it.
+    /// before it and need not be cooperative.
     ///
     /// # Errors
     /// As [`GemmPlan::new`].
@@ -135,7 +135,7 @@ impl GemmPlan {
         }
     }
 
-    /// Whether it is one launch of a wgmma kernel, which takes a rider and may be a dependent launch.
+    /// Whether it is one launch of a wgmma kernel, which takes a rider.
     pub fn is_hopper(&self) -> bool {
         matches!(self.schedule, Schedule::Hopper(_))
     }

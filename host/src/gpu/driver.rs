@@ -58,12 +58,12 @@ pub(super) struct LaunchAttribute {
 const _: () = assert!(size_of::<RawLaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
 
 impl LaunchAttribute {
-    /// The kernel may start before the one ahead of it in its stream has ended.
-    pub(super) fn programmatic_stream_serialization() -> Self {
-        const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+    /// The kernel starts when all of its blocks can be resident together.
+    pub(super) fn cooperative() -> Self {
+        const COOPERATIVE: c_uint = 2;
         let mut value = [0; 16];
         value[0] = 1;
-        LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+        LaunchAttribute { id: COOPERATIVE, padding: 0, value }
     }
 }
 

@@ -85,6 +85,18 @@ pub enum GpuError {
         /// Largest extents.
         limits: [u32; 3],
     },
+    /// The blocks of a grid wait for each other, and the GPU cannot hold all of them at once.
+    #[error(
+        "kernel {kernel}: {blocks} blocks wait for each other, and this GPU holds {available} at once; plan for its number of SMs"
+    )]
+    CooperativeGrid {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Blocks of the grid.
+        blocks: usize,
+        /// Blocks that the GPU can hold.
+        available: usize,
+    },
     /// A block needs more shared memory than the GPU has.
     #[error("kernel {kernel} needs {needed} bytes of shared memory per block, this GPU allows {available}")]
     SharedMemory {
@@ -191,6 +203,7 @@ fn advice(code: u32) -> &'static str {
         700 | 702 | 710 | 714..=719 => {
             "; a kernel faulted, and this process can use the GPU no more: start a new one (compute-sanitizer finds the fault)"
         }
+        720 => "; fewer SMs are free to this process than the plan is for (MPS can limit them)",
         802 => "; NVIDIA's fabric manager or driver is still starting",
         803 => "; the driver's library and its kernel module are of different versions: reboot",
         804 => "; the CUDA compatibility package does not support this GPU: use the driver's own libcuda",
@@ -219,6 +232,7 @@ mod tests {
             GpuError::KernelMissing { kernel: "gemm".into(), module: "hopper" },
             GpuError::ParameterSize { kernel: "gemm", expected: 648, found: 640 },
             GpuError::Grid { kernel: "gemm", grid: [0, 1, 1], limits: [7, 7, 7] },
+            GpuError::CooperativeGrid { kernel: "gemm", blocks: 132, available: 114 },
             GpuError::SharedMemory { kernel: "gemm", needed: 231_000, available: 101_376 },
             GpuError::Threads { kernel: "gemm", needed: 512, available: 256 },
             GpuError::LocalMemory { kernel: "gemm", bytes: 16 },
@@ -268,6 +282,8 @@ mod tests {
         assert!(["gemm", "231000", "101376"].iter().all(|part| text.contains(part)), "{text}");
         let text = GpuError::Threads { kernel: "gemm", needed: 512, available: 256 }.to_string();
         assert!(["gemm", "512", "256"].iter().all(|part| text.contains(part)), "{text}");
+        let text = GpuError::CooperativeGrid { kernel: "gemm", blocks: 132, available: 114 }.to_string();
+        assert!(["gemm", "132", "114"].iter().all(|part| text.contains(part)), "{text}");
     }
 
     #[test]

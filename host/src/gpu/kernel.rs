@@ -12,14 +12,14 @@ use super::{Gpu, GpuError, KernelParams, ModuleKind, Stream, ptx};
 /// Largest extents of a grid, on every GPU that this library supports.
 const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// How a kernel follows the one ahead of it in its stream.
+/// When the blocks of a grid may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// It starts when the one ahead has ended.
+    /// Each as soon as there is room for it. Blocks must not wait for each other.
     Normal,
-    /// It may start while the one ahead still runs, and must wait for that one's results itself (`griddepcontrol.wait`): programmatic
-    /// dependent launch. GPUs before compute capability 9.0 do not have it and launch as [`Launch::Normal`].
-    Dependent,
+    /// All together, when there is room for the whole grid: blocks may wait for each other, whatever runs on other streams. Needs a driver
+    /// of CUDA 11.8 or newer; the driver refuses a grid that the GPU could never hold at once.
+    Cooperative,
 }
 
 /// Sizes of a launch.
@@ -31,7 +31,7 @@ pub struct LaunchConfig {
     pub block: u32,
     /// Dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// How the kernel follows the one ahead of it.
+    /// When the blocks may start.
     pub launch: Launch,
 }
 
@@ -167,8 +167,8 @@ impl Kernel {
         let mut parameters = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let LaunchConfig { grid: [x, y, z], block, shared_bytes, launch } = *config;
         let (function, stream, parameters) = (self.function, stream.as_raw(), parameters.as_mut_ptr());
-        if launch == Launch::Dependent && self.gpu.properties().compute_capability >= (9, 0) {
-            let attribute = LaunchAttribute::programmatic_stream_serialization();
+        if launch == Launch::Cooperative {
+            let attribute = LaunchAttribute::cooperative();
             let config = RawLaunchConfig {
                 grid: config.grid,
                 block: [block, 1, 1],

@@ -71,10 +71,6 @@ pub const fn groups_per_stage(splits: u32) -> u32 {
     }
 }
 
-/// Bytes that a lane of the rider asks for at a time when it brings memory into L2.
-pub const PREFETCH_BYTES: u32 = 2048;
-/// Nanoseconds that the rider leaves to the producer's own loads before each round of prefetches: both go through one queue.
-pub const PREFETCH_PAUSE_NS: u32 = 400;
 /// Columns that a warp of the rider sums of a 16-bit matrix: 32 bytes of each row.
 pub const RIDER_COLUMN_SUM_COLUMNS: u32 = 16;
 

@@ -13,8 +13,6 @@
 //!             34816  statistics     2 x 3 x 256  max, 1 / rowsum, delta' of 64 queries; `_k` alternates two sets, `_q` uses 1 / rowsum
 //!             36352  fields         4 x 16       largest exponent field of K, V, Q, dA for each warp
 //!             36416  raw            `_q`: K, V 2 x 8192; `_k`: Q 8192, dA 16384, stats 1024
-//! Launches  may be dependent ones: until `wait_for_launches_before`, in every thread, `_q` reads Q, K, V and the table, which no launch
-//!           writes, `_k` the table. What a launch wrote (dA, stats) is read by cp.async and plain loads, which stay behind the wait.
 //! Registers at most 255 a thread (2 blocks on an SM).
 //! Preconditions
 //!           as `attention_short`; `stats` between the two kernels.
@@ -32,7 +30,7 @@ use crate::params::{AttentionParams, AttentionTile};
 use crate::ptx::convert::{ex2, fma, rcp};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::memory::{lds32, lds128, stg128_if, sts32, sts32_if};
-use crate::ptx::sync::{launch_dependents, shfl_xor, wait_for_launches_before, warp_sync};
+use crate::ptx::sync::{shfl_xor, warp_sync};
 use crate::tile::fragment::{
     Accumulator, InputRows, Lanes, OutputRows, Pair, Pow2, ROWS_16_BYTES, Rows16Bit, ZERO, add_row_dots,
     fetch_rows_f32, fetched_rows_f32, largest_field_bf16, largest_field_f32, load_rows_bf16, load_rows_f32,
@@ -295,10 +293,8 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
         let g = lane >> 2;
         let factors = block.q + STATISTICS + 256 + 64 * block.warp;
 
-        launch_dependents();
         block.fetch_keys(0);
         let q = block.load_states(params.query_states, tile.first);
-        wait_for_launches_before();
         let d_attn = load_rows_f32(block.d_attn_rows(tile.first), lane);
         block.store_field(Operand::Q, largest_field_bf16(&q));
         block.store_field(Operand::DAttn, largest_field_f32(&d_attn));
@@ -451,8 +447,6 @@ pub unsafe fn attention_long_k(params: AttentionParams) {
         let exists = [g < rows, g + 8 < rows];
 
         // this warp's 16 keys are A operands only, so the exponents are the warp's own
-        launch_dependents();
-        wait_for_launches_before();
         block.fetch_queries(0);
         let k = block.load_states(params.key_states, tile.first);
         let v = block.load_states(params.value_states, tile.first);

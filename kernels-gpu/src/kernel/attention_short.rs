@@ -13,8 +13,6 @@
 //!             fields        16 ROW_TILES       largest exponent field of Q, K, V, dA for each warp
 //!             factors       64 ROW_TILES       1 / rowsum of every query
 //!           Stores are staged in the warp's own rows: O in dS (not yet written), dQ, dV, dK in V (no longer read).
-//! Launches  may be a dependent one: until `wait_for_launches_before`, in every thread, it reads Q, K, V and the table, which no launch
-//!           writes, and writes shared memory only. dA comes by cp.async, which stays behind the wait, unlike ld.global.nc.
 //! Registers at most 128 a thread for 4 and 5 row tiles (4 and 3 blocks on an SM of sm_90).
 //! Preconditions
 //!           head_dim 64; 16-byte aligned pointers; entries as `params::AttentionTile` says, none longer than the kernel takes.
@@ -37,7 +35,7 @@ use crate::ptx::convert::rcp;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::matrix::ldmatrix_x4_trans;
 use crate::ptx::memory::{lds32, sts32_if};
-use crate::ptx::sync::{launch_dependents, shfl_xor, tid_again, wait_for_launches_before, warp_sync};
+use crate::ptx::sync::{shfl_xor, tid_again, warp_sync};
 use crate::tile::fragment::{
     Accumulator, InputRows, Lanes, OutputRows, Pair, Pow2, ROWS_16_BYTES, ZERO, add_row_dots, fetch_rows_bf16,
     fetch_rows_f32, fetched_rows_bf16, fetched_rows_f32, largest_field_bf16, largest_field_f32, mask_columns,
@@ -126,7 +124,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
     // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
-        launch_dependents();
         let tile = AttentionTile::load(params.tiles, block_idx_x());
         let (start, len) = (tile.start, tile.len);
 
@@ -142,9 +139,13 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         cp_async_commit();
         fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
         cp_async_commit();
+        let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
+        let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
+        fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
+        cp_async_commit();
 
         // --- Q and K become scaled fp16 tiles in place.
-        cp_async_wait::<1>();
+        cp_async_wait::<2>();
         let (q, k) = (fetched_rows_bf16(shared.q + own, lane), fetched_rows_bf16(shared.k + own, lane));
         let fields = [largest_field_bf16(&q), largest_field_bf16(&k)];
         sts32_if(lane == 0, shared.fields + 4 * warp, fields[0]);
@@ -154,13 +155,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         let k_exponent = tile_exponent::<ROW_TILES>(shared.fields + 4 * steps);
         store_rows_f16(&q, q_exponent, shared.q + own, lane);
         store_rows_f16(&k, k_exponent, shared.k + own, lane);
-
-        // --- dA: the first thing that a launch before this one wrote. It arrives while S and P are computed.
-        wait_for_launches_before();
-        let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
-        let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
-        fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
-        cp_async_commit();
         sync_threads();
 
         // --- S = Q K^T and P, rows g and g + 8 of a lane.

@@ -130,29 +130,6 @@ pub unsafe fn prefetch_l1<T>(p: *const T) {
     unsafe { asm!("prefetch.global.L1 [{p}];", p = in(reg64) p, options(nostack)) }
 }
 
-/// `cp.async.bulk.prefetch.L2.global` where `ok`: starts bringing `bytes` bytes at `p` into L2; nothing waits for them.
-///
-/// # Safety
-/// If `ok`, `p` and `bytes` (at least 16) are multiples of 16, and the bytes are global memory.
-#[inline(always)]
-pub unsafe fn bulk_prefetch_l2_if(ok: bool, p: *const u8, bytes: u32) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p cp.async.bulk.prefetch.L2.global [{a}], {n}; }}",
-             ok = in(reg32) ok as u32, a = in(reg64) p, n = in(reg32) bytes, options(nostack))
-    }
-}
-
-/// `nanosleep.u32`: the warp stands aside for 0 to 2 `NS` nanoseconds.
-///
-/// # Safety
-/// None.
-#[inline(always)]
-pub unsafe fn nanosleep<const NS: u32>() {
-    // SAFETY: accesses no memory.
-    unsafe { asm!("nanosleep.u32 {ns};", ns = const NS, options(nostack)) }
-}
-
 /// `cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes`: the map's box at `coordinates` (innermost first). What
 /// lies outside the tensor arrives as zeros and counts as bytes.
 ///

@@ -1,4 +1,4 @@
-//! Barriers and reductions within a block or warp, and between dependent launches.
+//! Barriers and reductions within a block or warp.
 use core::arch::asm;
 
 /// `bar.warp.sync` over all 32 lanes; orders their shared-memory accesses.
@@ -37,37 +37,6 @@ pub unsafe fn redux_max(v: u32) -> u32 {
         asm!("redux.sync.max.u32 {r}, {v}, 0xffffffff;", r = out(reg32) r, v = in(reg32) v, options(nomem, nostack))
     };
     r
-}
-
-/// `griddepcontrol.launch_dependents`: once every block of this launch has executed it or ended, the blocks of the next launch of the stream
-/// may start where there is room, if that is a dependent one. Says nothing about results. No instruction in the portable module.
-///
-/// # Safety
-/// The next launch, if dependent, executes [`wait_for_launches_before`].
-#[inline(always)]
-pub unsafe fn launch_dependents() {
-    // SAFETY: accesses no memory.
-    #[cfg(target_feature = "sm_90a")]
-    unsafe {
-        asm!("griddepcontrol.launch_dependents;", options(nostack))
-    }
-}
-
-/// `griddepcontrol.wait`: the launch before this one has ended and what it wrote is visible; so has everything before that launch, if that
-/// executed this too or was a normal launch. At once in a normal launch. No instruction in the portable module, whose launches are normal.
-///
-/// Every thread executes it, in every dependent kernel, even one that needs nothing of what came before: the launch after relies on it.
-/// What is read after it by `ld.global.nc` was not written by a launch before: ptxas may move such loads across.
-///
-/// # Safety
-/// None.
-#[inline(always)]
-pub unsafe fn wait_for_launches_before() {
-    // SAFETY: accesses no memory.
-    #[cfg(target_feature = "sm_90a")]
-    unsafe {
-        asm!("griddepcontrol.wait;", options(nostack))
-    }
 }
 
 /// `%tid.x`, read anew: a value derived from it need not stay in a register since the last time.

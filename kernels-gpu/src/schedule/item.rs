@@ -14,8 +14,10 @@ pub mod item_kind {
 
 /// One unit of work, 64 bytes.
 ///
-/// In each list parts come first, then whole tiles, owners, reduce items: parts wait for nothing, so what waits for them cannot
-/// deadlock, whatever the number of blocks that run at a time.
+/// In each list parts come first, then whole tiles, owners, reduce items. Parts wait for nothing, so once every block of the launch is resident
+/// all parts are done and what waits for them goes on. Not before: a block that waits keeps its SM, and one whose parts it waits for may
+/// find none, for example where two such launches on different streams each hold some SMs. Hence the launch must be cooperative if
+/// the lists hold owners or reduce items.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Item {

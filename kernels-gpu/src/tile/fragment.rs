@@ -14,7 +14,7 @@ use crate::config::attention::HEAD_DIM;
 use crate::ptx::convert::{bf16x2, f16x2, f16x2_to_f32, fma, max_abs_bf16x2, mul_bf16x2};
 use crate::ptx::copy::cp_async16;
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_f16};
-use crate::ptx::memory::{ldg128_or_zero, ldg128_own_or_zero, lds32, lds128, stg128_if, sts64, sts128};
+use crate::ptx::memory::{ldg128_or_zero, lds32, lds128, stg128_if, sts64, sts128};
 use crate::ptx::sync::{redux_max, shfl_xor, warp_sync};
 
 /// Bytes of 16 rows of a tile.
@@ -394,8 +394,8 @@ pub unsafe fn load_rows_f32(src: InputRows, lane: u32) -> Rows32Bit {
     let mut x = [[0u32; 4]; 8];
     for step in 0..8u32 {
         let (from, exists) = src.piece(lane, step);
-        // SAFETY: as the caller promises. Not a load that may move ahead of a wait for the launch that wrote the rows.
-        x[step as usize] = unsafe { ldg128_own_or_zero(from, exists) };
+        // SAFETY: as the caller promises.
+        x[step as usize] = unsafe { ldg128_or_zero(from, exists) };
     }
     x
 }

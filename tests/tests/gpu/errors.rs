@@ -83,6 +83,22 @@ fn every_kernel_keeps_its_values_in_registers() {
 }
 
 #[test]
+fn a_plan_whose_blocks_wait_for_more_sms_than_there_are_is_refused() {
+    on_gpu(|gpu| {
+        if !gpu.modules.contains(&ModuleKind::Hopper) {
+            return;
+        }
+        let num_sms = gpu.gpu.properties().num_sms as usize;
+        let target = Target { num_sms: num_sms + 1, ..gpu.target(ModuleKind::Hopper) };
+        let shape = audio::Shape { total_seq_len: 853, num_heads: 20, scale: 0.125 };
+        let plan = audio::Plan::new(&shape, &cu_seqlens_of(&[853], 0), &target).unwrap();
+        let error = audio::Backward::new(&gpu.gpu, plan).unwrap_err();
+        let Error::Gpu(GpuError::CooperativeGrid { blocks, available, .. }) = error else { panic!("{error}") };
+        assert_eq!((blocks, available), (num_sms + 1, num_sms));
+    });
+}
+
+#[test]
 fn memory_that_the_gpu_does_not_have_is_named() {
     on_gpu(|gpu| {
         let bytes = 2 * gpu.gpu.properties().total_memory_bytes as u64;

@@ -5,8 +5,8 @@
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
 //! other.
 //!
-//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. Deadlock-free even if they run one
-//! after the other, see [`Item`]. Deterministic: parts are added in a fixed order, nothing is added atomically.
+//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
+//! must be resident at once, see [`Item`]: a cooperative launch. Deterministic: parts are added in a fixed order, nothing is added atomically.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
 //! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]), the rest of warp 0 idles. Warpgroups 1
@@ -20,10 +20,6 @@
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
-//!
-//! **Order of launches.** May be a dependent launch. Until `wait_for_launches_before` it reads its parameters and its lists, which no launch
-//! writes, and writes shared memory only. Every thread waits, before the roles part: loads and stores of all roles and of the async proxy come
-//! after. The launch behind may begin at any time; it waits likewise.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -45,7 +41,6 @@ use crate::params_wgmma::{TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::sync::{launch_dependents, wait_for_launches_before};
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
@@ -163,7 +158,6 @@ unsafe fn run<E: Entry>() {
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
     // warp, and the mbarriers are initialised before the block barrier.
     unsafe {
-        launch_dependents();
         // The first item and the tensor maps are cold misses: they start before anything else.
         prefetch_l1(list::<E>());
         let map = t.wrapping_sub(32);
@@ -173,7 +167,6 @@ unsafe fn run<E: Entry>() {
             ring.init(2);
         }
         thread::sync_threads();
-        wait_for_launches_before();
 
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();

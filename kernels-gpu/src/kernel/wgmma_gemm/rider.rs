@@ -1,61 +1,37 @@
 //! The rider: warp 1 of every block, which the products leave idle, does the small work of `params.rider` beside them.
 //!
-//! * Brings memory that later launches read into L2. A round is [`PREFETCH_BYTES`] a lane, after a pause in which the producer's loads go first.
 //! * Zeroes the counters of a later launch.
 //! * Sums columns: of a bf16 matrix, 16 columns a warp (lane l has 8 of them in rows l / 2, l / 2 + 16, ..), and of fp32 partial sums, 32
 //!   columns a warp as in `sum_partials`. A warp sums all rows of its columns, so no block waits for another.
 //!
 //! **Registers.** Few enough for `config::wgmma::PRODUCER_REGISTERS`: 16 of loads under way and 8 of sums.
-//! **Ordering.** After `wait_for_launches_before`. Nothing here is read or written by the rest of the launch, but inputs, which all only read.
+//! **Ordering.** None: nothing here is read or written by the rest of the launch, but inputs, which all only read.
 //! **Rounding.** As `column_sums.rs`: fp32 sums in an order that depends on the shape alone, rounded to bf16 once.
 use cuda_std::thread::grid_dim_x;
 
 use super::Entry;
 use crate::config::attention::SUM_PARTIALS_COLUMNS;
-use crate::config::wgmma::{PREFETCH_BYTES, PREFETCH_PAUSE_NS, RIDER_COLUMN_SUM_COLUMNS};
+use crate::config::wgmma::RIDER_COLUMN_SUM_COLUMNS;
 use crate::kernel::column_sums::{LaneRows, PARTIAL_ROWS_A_WARP, sum_partial_rows, sum_rows_bf16};
 use crate::params::PartialSum;
-use crate::params_wgmma::{ColumnSum, MAX_PREFETCHES, Prefetch, Rider};
+use crate::params_wgmma::{ColumnSum, Rider};
 use crate::ptx::convert::bf16x2;
-use crate::ptx::hopper::{bulk_prefetch_l2_if, ctaid_again, nanosleep};
+use crate::ptx::hopper::ctaid_again;
 use crate::ptx::memory::{stg32_if, stg64_if, stg128_if};
 use crate::ptx::sync::shfl_xor;
 
 /// Everything that the parameters ask for.
 ///
 /// # Safety
-/// All lanes of one warp of every block, after `wait_for_launches_before`; `params.rider` is as [`Rider`] says.
+/// All lanes of one warp of every block; `params.rider` is as [`Rider`] says.
 #[inline(always)]
 pub(super) unsafe fn ride<E: Entry>(lane: u32) {
     // SAFETY: the caller's. Conditions of branches are the same for all lanes.
     unsafe {
         let rider: *const Rider = &raw const (*E::params()).rider;
-        for i in 0..MAX_PREFETCHES {
-            prefetch(&(*rider).prefetch[i], lane);
-        }
         zero((*rider).zero, (*rider).zero_words, lane);
         sum_columns(&(*rider).column_sum, lane);
         sum_partials(rider, lane);
-    }
-}
-
-/// Asks for a range, blocks and lanes taking turns.
-///
-/// # Safety
-/// As [`ride`].
-#[inline(always)]
-unsafe fn prefetch(range: &Prefetch, lane: u32) {
-    let grid = grid_dim_x();
-    let mut first = ctaid_again();
-    // SAFETY: pieces end where the range does.
-    unsafe {
-        while first * PREFETCH_BYTES < range.bytes {
-            nanosleep::<PREFETCH_PAUSE_NS>();
-            let offset = (first + grid * lane) * PREFETCH_BYTES;
-            let bytes = range.bytes.saturating_sub(offset).min(PREFETCH_BYTES);
-            bulk_prefetch_l2_if(bytes > 0, range.address.wrapping_add(offset as usize), bytes);
-            first += 32 * grid;
-        }
     }
 }
 

@@ -89,8 +89,8 @@ pub(crate) fn statement<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> R
             body.emit(Op::Yield);
             Ok(())
         }
-        // Hints. What they would make visible (an earlier grid's results) is visible before a launch starts.
-        "prefetch" | "prefetchu" | "griddepcontrol" | "applypriority" | "discard" | "pmevent" => {
+        // Hints.
+        "prefetch" | "prefetchu" | "applypriority" | "discard" | "pmevent" => {
             body.emit(Op::Nop);
             Ok(())
         }
