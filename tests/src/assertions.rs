@@ -63,6 +63,9 @@ const KEY_BIAS_NOISE: f64 = 6e-4;
 /// the product of their difference and O. O is at most as large as V, and dA's norm over tokens is that of dV, found from grad_v_weight as above.
 const KEY_BIAS_NOISE_OF_LONG_CHUNKS: f64 = 3e-4;
 
+/// Amplitude of the saved states above which softmax is one-hot: logits differ by tens.
+const ONE_HOT_ABOVE: f64 = 10.0;
+
 /// [`assert_audio_with`] for hidden_states and saved states of standard normals.
 #[track_caller]
 pub fn assert_audio(gradients: &audio::Gradients, reference: &audio::Gradients<f64>) {
@@ -83,7 +86,9 @@ pub fn assert_audio_with(amplitude: f64, gradients: &audio::Gradients, reference
     let comparisons = compare_all(&gradients.tensors(), &references, &LIKE_AUDIO_SUITE).expect("equal extents");
     for ((comparison, (name, out)), (_, reference)) in comparisons.iter().zip(gradients.tensors()).zip(&references) {
         assert!(comparison.non_finite == 0 && !comparison.all_zero, "{comparison:#?}");
-        if comparison.elements >= LARGE {
+        // The suite's absolute tolerance is a share of the whole tensor's rms: it means something while rows are of like size, and not where
+        // softmax is one-hot and most rows of dQ and dK vanish.
+        if comparison.elements >= LARGE && amplitude <= ONE_HOT_ABOVE {
             assert!(comparison.passes(LIKE_AUDIO_SUITE.required_match_ratio), "{comparison:#?}");
         }
         let error = norm(out.iter().zip(reference).map(|(out, reference)| f64::from(*out) - reference));
