@@ -96,7 +96,9 @@ where
         normwise_error: if total.error_squared == 0.0 {
             0.0
         } else {
-            (total.error_squared / total.reference_squared).sqrt()
+            // Squares that overflow leave no number.
+            let ratio = (total.error_squared / total.reference_squared).sqrt();
+            if ratio.is_nan() { f64::INFINITY } else { ratio }
         },
         non_finite: total.non_finite,
         first_non_finite: total.first_non_finite,

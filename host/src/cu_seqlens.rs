@@ -19,13 +19,7 @@ impl CuSeqlens {
     /// [`Error::EmptyCuSeqlens`], or [`Error::CuSeqlens`] for the first offset that is negative, not 0 at the start, smaller than
     /// the one before it or past `total_seq_len`; [`Error::Unsupported`] if `total_seq_len` exceeds `i32::MAX`.
     pub fn new(offsets: &[i32], total_seq_len: usize) -> Result<Self, Error> {
-        if total_seq_len > i32::MAX as usize {
-            return Err(Error::Unsupported {
-                argument: "total_seq_len",
-                value: total_seq_len.to_string(),
-                supported: format!("at most {}, the largest offset an i32 holds", i32::MAX),
-            });
-        }
+        check_total_seq_len(total_seq_len)?;
         if offsets.is_empty() {
             return Err(Error::EmptyCuSeqlens);
         }
@@ -79,6 +73,15 @@ impl CuSeqlens {
     }
 }
 
+/// [`Error::Unsupported`] if an i32 offset cannot reach the end of so many rows.
+pub(crate) fn check_total_seq_len(total_seq_len: usize) -> Result<(), Error> {
+    if total_seq_len <= i32::MAX as usize {
+        return Ok(());
+    }
+    let supported = format!("at most {}, the largest offset an i32 holds", i32::MAX);
+    Err(Error::Unsupported { argument: "total_seq_len", value: total_seq_len.to_string(), supported })
+}
+
 /// Offsets that cut `total_seq_len` rows into windows of `chunk_len` rows, the last one shorter if it must be.
 ///
 /// The last offset is always `total_seq_len`, and no chunk is empty: `total_seq_len = 0` gives `[0]`.
@@ -89,8 +92,9 @@ pub fn window_cu_seqlens(chunk_len: usize, total_seq_len: usize) -> Result<CuSeq
     if chunk_len == 0 {
         return Err(Error::Unsupported { argument: "chunk_len", value: "0".into(), supported: "at least 1".into() });
     }
+    check_total_seq_len(total_seq_len)?;
     let starts = (0..total_seq_len).step_by(chunk_len).chain([total_seq_len]);
-    let offsets: Vec<i32> = starts.map(|x| i32::try_from(x).unwrap_or(i32::MAX)).collect();
+    let offsets: Vec<i32> = starts.map(|x| x as i32).collect();
     CuSeqlens::new(&offsets, total_seq_len)
 }
 

@@ -55,10 +55,17 @@ impl Device {
     /// Opens a device by name; `module` `None` takes the best module for the GPU.
     ///
     /// # Errors
-    /// [`Error::Gpu`]: no driver, no such device, compute capability below 8.0, or no PTX for `module`.
+    /// [`Error::Unsupported`]: a module for the CPU; [`Error::Gpu`]: no driver, no such device, compute capability below 8.0, or no PTX for `module`.
     pub fn open(name: DeviceName, module: Option<ModuleKind>) -> Result<Device, Error> {
         match name {
-            DeviceName::Cpu => Ok(Device::Cpu),
+            DeviceName::Cpu => match module {
+                None => Ok(Device::Cpu),
+                Some(module) => Err(Error::Unsupported {
+                    argument: "module",
+                    value: module.to_string(),
+                    supported: "kernel modules run on a GPU, not on the CPU".into(),
+                }),
+            },
             DeviceName::Cuda(index) => {
                 let gpu = Gpu::open(index)?;
                 let module = match module {

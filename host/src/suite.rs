@@ -7,6 +7,7 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 
 use crate::compare::{MaxAtol, Tolerance};
+use crate::cu_seqlens::check_total_seq_len;
 use crate::random::{normal, stream};
 use crate::{CuSeqlens, Error, audio, cross};
 
@@ -214,14 +215,17 @@ pub fn random_cross_cases(seed: u64, count: usize) -> Vec<CrossCase> {
 /// one row longer.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if `num_chunks` is 0, or if `total_seq_len` exceeds `i32::MAX`.
+/// [`Error::Unsupported`] if `num_chunks` is 0 or above 2^26, or if `total_seq_len` exceeds `i32::MAX`.
 pub fn balanced_cu_seqlens(total_seq_len: usize, num_chunks: usize) -> Result<CuSeqlens, Error> {
-    if num_chunks == 0 {
-        return Err(Error::Unsupported { argument: "num_chunks", value: "0".into(), supported: "at least 1".into() });
+    /// More chunks than any GPU's memory holds rows for.
+    const MOST: usize = 1 << 26;
+    if !(1..=MOST).contains(&num_chunks) {
+        let supported = format!("1 to {MOST}");
+        return Err(Error::Unsupported { argument: "num_chunks", value: num_chunks.to_string(), supported });
     }
+    check_total_seq_len(total_seq_len)?;
     let (base, remainder) = (total_seq_len / num_chunks, total_seq_len % num_chunks);
-    let offsets: Vec<i32> =
-        (0..=num_chunks).map(|c| i32::try_from(c * base + c.min(remainder)).unwrap_or(i32::MAX)).collect();
+    let offsets: Vec<i32> = (0..=num_chunks).map(|c| (c * base + c.min(remainder)) as i32).collect();
     CuSeqlens::new(&offsets, total_seq_len)
 }
 

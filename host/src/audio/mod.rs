@@ -189,16 +189,16 @@ pub fn backward(device: &Device, inputs: &Inputs) -> Result<Gradients, Error> {
 }
 
 /// Floating-point operations of the backward pass: `16 T D^2` for the projections and `14 L^2 D` for a chunk of `L` rows.
-pub fn flops(shape: &Shape, cu_seqlens: &CuSeqlens) -> u64 {
-    let d_model = shape.d_model() as u64;
-    let attention: u64 = cu_seqlens.chunks().map(|c| 14 * (c.len() as u64).pow(2) * d_model).sum();
-    16 * shape.total_seq_len as u64 * d_model * d_model + attention
+pub fn flops(shape: &Shape, cu_seqlens: &CuSeqlens) -> f64 {
+    let d_model = shape.d_model() as f64;
+    let attention: f64 = cu_seqlens.chunks().map(|c| 14.0 * (c.len() as f64).powi(2) * d_model).sum();
+    16.0 * shape.total_seq_len as f64 * d_model * d_model + attention
 }
 
 /// Bytes that must move through device memory at least: every input read once, every output written once.
-pub fn bytes(shape: &Shape) -> u64 {
-    let d_model = shape.d_model() as u64;
-    2 * (8 * d_model * d_model + 6 * shape.total_seq_len as u64 * d_model)
+pub fn bytes(shape: &Shape) -> f64 {
+    let d_model = shape.d_model() as f64;
+    2.0 * (8.0 * d_model * d_model + 6.0 * shape.total_seq_len as f64 * d_model)
 }
 
 #[cfg(test)]
@@ -209,6 +209,6 @@ mod tests {
     fn flops_follow_the_true_chunk_lengths() {
         let shape = Shape { total_seq_len: 390, num_heads: 20, scale: 0.125 };
         let cu = CuSeqlens::new(&[0, 104, 208, 312, 390], 390).unwrap();
-        assert_eq!(flops(&shape, &cu), 690_493_440 + 10_223_616_000);
+        assert_eq!(flops(&shape, &cu), 690_493_440.0 + 10_223_616_000.0);
     }
 }

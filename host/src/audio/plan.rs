@@ -180,7 +180,7 @@ impl fmt::Display for Plan {
             cu.max_chunk_len(),
             shape.num_heads
         )?;
-        let (flops, bytes) = (super::flops(shape, cu) as f64 / 1e9, super::bytes(shape) as f64 / 1e6);
+        let (flops, bytes) = (super::flops(shape, cu) / 1e9, super::bytes(shape) / 1e6);
         writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
         writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
         writeln!(f, "attention: {}", self.tiles)?;

@@ -6,6 +6,7 @@ use attn_backward::file::{self, AudioOptions, Provenance};
 use attn_backward::{DeviceName, Error, audio};
 
 use super::device::{self, Module};
+use super::output;
 
 /// Options of `audio`.
 #[derive(clap::Args)]
@@ -37,6 +38,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let device = device::open(args.device, args.module)?;
     let gradients = audio::backward(&device, &inputs)?;
     file::write_audio_gradients(&args.output, &gradients, &Provenance { device: device.to_string(), precision: None })?;
-    println!("{}: 9 gradients of operation A, computed on {device}", args.output.display());
+    output::line(format_args!("{}: 9 gradients of operation A, computed on {device}", args.output.display()))?;
     Ok(ExitCode::SUCCESS)
 }

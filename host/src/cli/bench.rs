@@ -196,12 +196,12 @@ fn row(
     device: &Device,
     precision: Option<Precision>,
     times: &[f32],
-    flops: u64,
-    bytes: u64,
+    flops: f64,
+    bytes: f64,
 ) -> Row {
     let median_us = median(times);
     let seconds = median_us * 1e-6;
-    let floor_us = (flops as f64 / MATRIX_FLOPS).max(bytes as f64 / MEMORY_BYTES) * 1e6;
+    let floor_us = (flops / MATRIX_FLOPS).max(bytes / MEMORY_BYTES) * 1e6;
     Row {
         operation,
         case: case.into(),
@@ -209,8 +209,8 @@ fn row(
         precision,
         median_us,
         fastest_us: times.iter().fold(f64::INFINITY, |a, &b| a.min(f64::from(b))),
-        tflop_per_s: flops as f64 / seconds / 1e12,
-        gb_per_s: bytes as f64 / seconds / 1e9,
+        tflop_per_s: flops / seconds / 1e12,
+        gb_per_s: bytes / seconds / 1e9,
         floor_us,
         percent_of_floor: 100.0 * floor_us / median_us,
         above_ceiling: median_us < floor_us,

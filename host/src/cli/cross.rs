@@ -8,6 +8,7 @@ use attn_backward::{Device, DeviceName, Error, cross};
 
 use super::check::PrecisionName;
 use super::device::{self, Module};
+use super::output;
 
 /// Options of `cross`.
 #[derive(clap::Args)]
@@ -47,6 +48,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Device::Gpu { .. } => (Some(precision), format!("{precision} precision")),
     };
     file::write_cross_gradients(&args.output, &gradients, &Provenance { device: device.to_string(), precision })?;
-    println!("{}: 5 gradients of operation B, computed on {device} in {arithmetic}", args.output.display());
+    output::line(format_args!(
+        "{}: 5 gradients of operation B, computed on {device} in {arithmetic}",
+        args.output.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,7 @@
 //! `doctor`: what there is to compute with, and what to do about what is missing.
 use std::process::ExitCode;
 
+use super::output;
 use attn_backward::Error;
 use attn_backward::gpu::{Gpu, ModuleKind, driver_version, missing_driver_functions, newest_ptx_isa, ptx};
 use comfy_table::{Table, presets::UTF8_BORDERS_ONLY};
@@ -53,7 +54,7 @@ pub fn run(_args: &Args) -> Result<ExitCode, Error> {
     for index in 0..count {
         table.add_row([format!("cuda:{index}"), describe(index)]);
     }
-    println!("{table}");
+    output::line(table)?;
     Ok(ExitCode::SUCCESS)
 }
 

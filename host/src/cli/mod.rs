@@ -9,6 +9,7 @@ mod check;
 mod cross;
 mod device;
 mod doctor;
+mod output;
 mod plan;
 mod report;
 

@@ -6,6 +6,7 @@ use attn_backward::{Error, Target, audio, cross, suite};
 
 use super::check::PrecisionName;
 use super::device::Module;
+use super::output;
 
 /// Options of `plan`.
 #[derive(clap::Args)]
@@ -73,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Operation::Audio { total_seq_len, num_chunks, num_heads } => {
             let shape = audio::Shape { total_seq_len, num_heads, scale: 0.125 };
             let cu_seqlens = suite::balanced_cu_seqlens(total_seq_len, num_chunks)?;
-            println!("{}", audio::Plan::new(&shape, &cu_seqlens, &target)?);
+            output::line(audio::Plan::new(&shape, &cu_seqlens, &target)?)?;
         }
         Operation::Cross {
             precision,
@@ -96,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 hidden_size,
                 cross_hidden_size,
             };
-            println!("{}", cross::Plan::new(&shape, Precision::from(precision), &target)?);
+            output::line(cross::Plan::new(&shape, Precision::from(precision), &target)?)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -51,13 +51,19 @@ fn describe(report: &CaseReport, c: &Comparison) -> String {
     format!("{}: normwise error {:.2e}, at most {most:.1e} allowed", c.name, c.normwise_error)
 }
 
+/// A normwise error, `-` where the reference is zero up to rounding and a ratio to it means nothing (grad_k_bias).
+fn normwise(error: f64) -> String {
+    if error > 1e3 { "-".into() } else { format!("{error:.2e}") }
+}
+
 /// A table with a row per case and run, and for each gradient its matched ratio, worst absolute error and normwise error.
 pub fn table(reports: &[CaseReport]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_BORDERS_ONLY);
     let Some(first) = reports.first() else { return table };
     let outputs = first.comparisons.iter().map(|c| c.name.trim_start_matches("grad_").replace('_', "\n"));
-    let header = ["case".to_string(), "on".to_string()].into_iter().chain(outputs).chain(["".to_string()]);
+    let header = ["case".to_string(), "on".to_string(), "".to_string()];
+    let header = header.into_iter().chain(outputs).chain(["".to_string()]);
     table.set_header(header.collect::<Vec<_>>());
     for report in reports {
         let cells = report
@@ -65,10 +71,12 @@ pub fn table(reports: &[CaseReport]) -> Table {
             .iter()
             .map(|c| format!("{:.4}\n{:.1e}\n{:.1e}", c.matched_ratio, c.worst_abs_error, c.normwise_error));
         let verdict = if report.passes() { "ok" } else { "FAIL" };
-        let row = [report.case.clone(), report.backend.clone()].into_iter().chain(cells).chain([verdict.to_string()]);
+        let labels = "matched\nworst abs\nnormwise".to_string();
+        let row =
+            [report.case.clone(), report.backend.clone(), labels].into_iter().chain(cells).chain([verdict.to_string()]);
         table.add_row(row.collect::<Vec<_>>());
     }
-    for column in table.column_iter_mut().skip(2) {
+    for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
@@ -90,12 +98,7 @@ pub fn extremes(reports: &[CaseReport]) -> Table {
             let each = || of_backend().map(|r| &r.comparisons[index]);
             let lowest = each().map(|c| c.matched_ratio).fold(1.0, f64::min);
             let largest = each().map(|c| c.normwise_error).fold(0.0, f64::max);
-            table.add_row([
-                backend.to_string(),
-                comparison.name.clone(),
-                format!("{lowest:.4}"),
-                format!("{largest:.2e}"),
-            ]);
+            table.add_row([backend.to_string(), comparison.name.clone(), format!("{lowest:.4}"), normwise(largest)]);
         }
     }
     table

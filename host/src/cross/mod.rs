@@ -89,12 +89,19 @@ impl Shape {
                 return unsupported(name, value, "a positive multiple of 8".into());
             }
         }
-        let most = i32::MAX as usize;
-        for (name, rows) in
-            [("batch_size * seq_len_dec", self.rows_dec()), ("batch_size * seq_len_enc", self.rows_enc())]
-        {
-            if rows > most {
-                return unsupported(name, rows, format!("at most {most}"));
+        // Kernels count rows and columns in 32 bits; the products below must not overflow either.
+        let (rows, columns) = (i32::MAX as usize, 1 << 24);
+        let limits = [
+            ("hidden_size", Some(self.hidden_size), columns),
+            ("cross_hidden_size", Some(self.cross_hidden_size), columns),
+            ("num_heads * head_dim", self.num_heads.checked_mul(self.head_dim), columns),
+            ("batch_size * seq_len_dec", self.batch_size.checked_mul(self.seq_len_dec), rows),
+            ("batch_size * seq_len_enc", self.batch_size.checked_mul(self.seq_len_enc), rows),
+        ];
+        for (argument, product, most) in limits {
+            if product.is_none_or(|product| product > most) {
+                let value = product.map_or("more than 2^64".into(), |product| product.to_string());
+                return Err(Error::Unsupported { argument, value, supported: format!("at most {most}") });
             }
         }
         Ok(())
@@ -207,18 +214,20 @@ impl<T> Gradients<T> {
 }
 
 /// Floating-point operations of the backward pass: two products of each projection.
-pub fn flops(shape: &Shape) -> u64 {
-    let dec = shape.rows_dec() * shape.q_out_dim() * shape.hidden_size;
-    let enc = shape.rows_enc() * 2 * shape.kv_out_dim() * shape.cross_hidden_size;
-    4 * (dec + enc) as u64
+pub fn flops(shape: &Shape) -> f64 {
+    let product = |rows: usize, columns: usize, depth: usize| rows as f64 * columns as f64 * depth as f64;
+    let dec = product(shape.rows_dec(), shape.q_out_dim(), shape.hidden_size);
+    let enc = product(shape.rows_enc(), 2 * shape.kv_out_dim(), shape.cross_hidden_size);
+    4.0 * (dec + enc)
 }
 
 /// Bytes that must move through device memory at least: every input read once, every output written once.
-pub fn bytes(shape: &Shape) -> u64 {
-    let dec = shape.rows_dec() * (shape.q_out_dim() + 2 * shape.hidden_size);
-    let enc = shape.rows_enc() * 2 * (shape.q_out_dim() + shape.cross_hidden_size);
-    let weights = 2 * (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size);
-    4 * (dec + enc + weights) as u64
+pub fn bytes(shape: &Shape) -> f64 {
+    let dec = shape.rows_dec() as f64 * (shape.q_out_dim() + 2 * shape.hidden_size) as f64;
+    let enc = shape.rows_enc() as f64 * (2 * (shape.q_out_dim() + shape.cross_hidden_size)) as f64;
+    let weights = shape.q_out_dim() as f64 * shape.hidden_size as f64
+        + 2.0 * shape.kv_out_dim() as f64 * shape.cross_hidden_size as f64;
+    4.0 * (dec + enc + 2.0 * weights)
 }
 
 /// All gradients of operation B, on any device, from host memory to host memory.

@@ -138,7 +138,7 @@ impl fmt::Display for Plan {
              on {num_kv_heads}, head_dim {head_dim}, hidden {hidden_size}, cross {cross_hidden_size}",
             self.precision, self.target
         )?;
-        let (flops, bytes) = (super::flops(&self.shape) as f64 / 1e9, super::bytes(&self.shape) as f64 / 1e6);
+        let (flops, bytes) = (super::flops(&self.shape) / 1e9, super::bytes(&self.shape) / 1e6);
         writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
         writeln!(f, "launches: maxima fill, cross_convert_gradients, cross_convert_operands, then")?;
         writeln!(f, "{}", self.gemm)?;

@@ -33,13 +33,6 @@ pub struct ProductShape {
     pub c_type: OutputType,
 }
 
-impl ProductShape {
-    /// Floating-point operations of the product.
-    pub fn flops(&self) -> u64 {
-        2 * (self.m * self.n) as u64 * (self.k * self.num_segments) as u64
-    }
-}
-
 /// Where a product's tensors are: device addresses, and row pitches in elements.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProductTensors {
@@ -114,7 +107,11 @@ impl GemmPlan {
         };
         let schedule = match wgmma {
             Some(plan) => Schedule::Hopper(plan),
-            None => Schedule::Portable(portable::PortablePlan::new(products, target.num_sms as u32, promoted)?),
+            None => Schedule::Portable(portable::PortablePlan::new(
+                products,
+                u32::try_from(target.num_sms).unwrap_or(u32::MAX),
+                promoted,
+            )?),
         };
         Ok(GemmPlan { operands, products: products.into(), schedule })
     }
@@ -161,11 +158,6 @@ impl GemmPlan {
         };
         let launches = [(gemm, self.gemm_kernel()), (reduce, "gemm_reduce")];
         launches.into_iter().filter(|(launched, _)| *launched).map(|(_, name)| name).collect()
-    }
-
-    /// Floating-point operations of all products.
-    pub fn flops(&self) -> u64 {
-        self.products.iter().map(ProductShape::flops).sum()
     }
 }
 

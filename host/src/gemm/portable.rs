@@ -105,7 +105,8 @@ struct Machine {
 
 impl Machine {
     fn new(num_sms: u32, promoted: bool) -> Machine {
-        let num_sms = num_sms.max(1);
+        // No GPU has more, and products with it must not overflow.
+        let num_sms = num_sms.clamp(1, 1 << 16);
         let k_block_us = if promoted { PROMOTED_K_BLOCK_US } else { K_BLOCK_US };
         Machine { num_sms, blocks_per_sm: BLOCKS_PER_SM, k_block_us, lone_k_block_us: LONE_K_BLOCK_US }
     }

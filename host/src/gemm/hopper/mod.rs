@@ -51,6 +51,9 @@ pub fn supports_pitches(pitches: &Pitches, c_type: OutputType) -> bool {
     [2 * pitches.a, 2 * pitches.b, c_bytes].iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < most)
 }
 
+/// Most tiles, 128 wide, of a plan: a list of 16 MiB, which takes a second to make.
+const MAX_TILES: usize = 1 << 18;
+
 /// A schedule of one launch.
 #[derive(Clone, Debug)]
 pub struct HopperPlan {
@@ -68,11 +71,13 @@ pub struct HopperPlan {
 impl HopperPlan {
     /// The best schedule that the search finds for `products` (each of them [supported](supports), at most `MAX_PRODUCTS`) on `num_sms` SMs.
     ///
-    /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds.
+    /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds, or lists of more than 2^18 tiles.
     pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize, k_cuts: KCuts) -> Option<Self> {
         let all = products.iter().all(|shape| supports(accumulation, shape));
         let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && all;
-        if !supported || num_sms == 0 {
+        let tiles = |p: &ProductShape| p.m.div_ceil(TILE_M as usize).saturating_mul(p.n.div_ceil(128));
+        let tiles = products.iter().fold(0usize, |sum, p| sum.saturating_add(tiles(p)));
+        if !supported || num_sms == 0 || tiles > MAX_TILES {
             return None;
         }
         let tilings = search::search(accumulation, products, num_sms, k_cuts)?;
