@@ -26,3 +26,8 @@ pub use device::{Device, DeviceName};
 pub use error::Error;
 pub use target::Target;
 pub use workspace::{Region, Workspace, WorkspaceLayout};
+
+/// The README's examples are compiled and run with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
