@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io::Write;
 use std::path::Path;
 
 use half::bf16;
@@ -22,7 +23,7 @@ mod writer;
 
 pub use error::FileError;
 use reader::TensorFile;
-use writer::{Stored, write};
+use writer::{Replacement, Stored, write};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian and are read and written as they lie in memory");
@@ -82,7 +83,7 @@ pub struct Provenance {
 /// # Errors
 /// [`FileError`].
 pub fn read_audio(path: &Path, options: &AudioOptions) -> Result<audio::Inputs, FileError> {
-    let mut file = TensorFile::open(path, AUDIO_NAMES)?;
+    let mut file = TensorFile::open(path)?;
     const TOKENS: &str = "[total_seq_len, d_model]";
     const STATES: &str = "[1, num_heads, total_seq_len, 64]";
     const WEIGHT: &str = "[d_model, d_model]";
@@ -124,7 +125,7 @@ pub fn read_audio(path: &Path, options: &AudioOptions) -> Result<audio::Inputs, 
 /// # Errors
 /// [`FileError`].
 pub fn read_cross(path: &Path, options: &CrossOptions) -> Result<cross::Inputs, FileError> {
-    let mut file = TensorFile::open(path, CROSS_NAMES)?;
+    let mut file = TensorFile::open(path)?;
     let grad_query_states: ndarray::Array4<f32> =
         file.tensor("grad_query_states", "[batch_size, num_heads, seq_len_dec, head_dim]")?;
     const ENC_HEADS: &str = "[batch_size, num_heads, seq_len_enc, head_dim]";
@@ -138,7 +139,7 @@ pub fn read_cross(path: &Path, options: &CrossOptions) -> Result<cross::Inputs, 
     let v_weight = file.tensor("v_weight", KV_WEIGHT)?;
     let num_kv_heads = match options.num_kv_heads {
         Some(num_kv_heads) => num_kv_heads,
-        None => stored_num_kv_heads(&file, k_weight.nrows(), grad_query_states.dim().3)?,
+        None => stored_num_kv_heads(path, &file, k_weight.nrows(), grad_query_states.dim().3)?,
     };
     let inputs = cross::Inputs {
         grad_query_states,
@@ -156,14 +157,14 @@ pub fn read_cross(path: &Path, options: &CrossOptions) -> Result<cross::Inputs, 
 }
 
 /// The number of key/value heads that a file's metadata name, or that follows from its `k_weight`.
-fn stored_num_kv_heads(file: &TensorFile, kv_out_dim: usize, head_dim: usize) -> Result<usize, FileError> {
+fn stored_num_kv_heads(path: &Path, file: &TensorFile, kv_out_dim: usize, head_dim: usize) -> Result<usize, FileError> {
     for key in ["num_kv_heads", "num_key_value_heads"] {
         if let Some(value) = file.scalar(key, "a whole number")? {
             return Ok(value);
         }
     }
     if head_dim == 0 || !kv_out_dim.is_multiple_of(head_dim) {
-        return Err(file.missing_scalar("num_kv_heads"));
+        return Err(FileError::KeyValueRows { path: path.into(), tensor: "k_weight", rows: kv_out_dim, head_dim });
     }
     Ok(kv_out_dim / head_dim)
 }
@@ -171,7 +172,7 @@ fn stored_num_kv_heads(file: &TensorFile, kv_out_dim: usize, head_dim: usize) ->
 /// Writes the inputs of operation A, as [`read_audio`] reads them.
 ///
 /// # Errors
-/// [`FileError::Io`]; `path` is then as it was before.
+/// [`FileError::Io`], [`FileError::NotRegular`]; `path` is then as it was before.
 pub fn write_audio_inputs(path: &Path, inputs: &audio::Inputs) -> Result<(), FileError> {
     let offsets = ndarray::ArrayView1::from(inputs.cu_seqlens.offsets());
     let mut tensors = vec![("cu_seqlens", Stored::new(offsets.into_dyn()))];
@@ -182,7 +183,7 @@ pub fn write_audio_inputs(path: &Path, inputs: &audio::Inputs) -> Result<(), Fil
 /// Writes the inputs of operation B, as [`read_cross`] reads them.
 ///
 /// # Errors
-/// [`FileError::Io`]; `path` is then as it was before.
+/// [`FileError::Io`], [`FileError::NotRegular`]; `path` is then as it was before.
 pub fn write_cross_inputs(path: &Path, inputs: &cross::Inputs) -> Result<(), FileError> {
     let tensors = cross_tensors(inputs).into_iter().map(|(name, tensor)| (name, Stored::new(tensor))).collect();
     write(path, tensors, HashMap::from([("num_kv_heads".into(), inputs.num_kv_heads.to_string())]))
@@ -191,7 +192,7 @@ pub fn write_cross_inputs(path: &Path, inputs: &cross::Inputs) -> Result<(), Fil
 /// Writes the gradients of operation A, bf16, with how they were computed as metadata.
 ///
 /// # Errors
-/// [`FileError::Io`]; `path` is then as it was before.
+/// [`FileError::Io`], [`FileError::NotRegular`]; `path` is then as it was before.
 pub fn write_audio_gradients(path: &Path, grads: &audio::Gradients, how: &Provenance) -> Result<(), FileError> {
     let tensors = grads.tensors().into_iter().map(|(name, tensor)| (name, Stored::new(tensor))).collect();
     write(path, tensors, how.metadata("audio"))
@@ -200,10 +201,26 @@ pub fn write_audio_gradients(path: &Path, grads: &audio::Gradients, how: &Proven
 /// Writes the gradients of operation B, f32, with how they were computed as metadata.
 ///
 /// # Errors
-/// [`FileError::Io`]; `path` is then as it was before.
+/// [`FileError::Io`], [`FileError::NotRegular`]; `path` is then as it was before.
 pub fn write_cross_gradients(path: &Path, grads: &cross::Gradients, how: &Provenance) -> Result<(), FileError> {
     let tensors = grads.tensors().into_iter().map(|(name, tensor)| (name, Stored::new(tensor))).collect();
     write(path, tensors, how.metadata("cross"))
+}
+
+/// Checks that `path` can be written, before long work whose result goes there; nothing is left behind.
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::NotRegular`].
+pub fn check_writable(path: &Path) -> Result<(), FileError> {
+    Replacement::create(path).map(drop)
+}
+
+/// Writes text as the tensor files are written: into a temporary file, renamed over `path` at the end.
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::NotRegular`]; `path` is then as it was before.
+pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
+    Replacement::create(path)?.finish(|file| file.write_all(text.as_bytes()))
 }
 
 impl Provenance {

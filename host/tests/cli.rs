@@ -288,7 +288,7 @@ fn bad_offsets_and_scalars_are_named() {
         k_weight.1[0] = 100;
         k_weight.2.truncate(100 * 8 * 4);
     });
-    folder.assert_input_refused("metadata num_kv_heads is missing; add it to the file or give it as an option");
+    folder.assert_input_refused("k_weight: 100 rows are not a multiple of head_dim = 64");
 
     let folder = Folder::cross(&cross_example());
     folder.change(|_, metadata| drop(metadata.insert("num_kv_heads".into(), "3".into())));
@@ -311,7 +311,7 @@ fn files_that_are_not_whole_tensor_files_are_named() {
     fs::write(folder.input(), [&4u64.to_le_bytes()[..], b"oops"].concat()).unwrap();
     folder.assert_refused(
         &[],
-        &format!("{}: not a safetensors file: expected a header in JSON", folder.input().display()),
+        &format!("{}: not a safetensors file: expected a valid header", folder.input().display()),
         "",
     );
     fs::remove_file(folder.input()).unwrap();
@@ -325,7 +325,8 @@ fn an_output_that_cannot_be_written_is_named_and_nothing_is_left_behind() {
     let folder = Folder::audio(&audio_example());
     fs::remove_file(folder.output()).unwrap();
     fs::create_dir(folder.output()).unwrap();
-    let start = format!("error: {}: cannot write: ", folder.output().display());
+    let start =
+        format!("error: {}: expected a regular file or a new name, found a directory\n", folder.output().display());
     folder.command(&[]).assert().code(1).stdout(is_empty()).stderr(starts_with(start));
     assert!(folder.output().is_dir());
     folder.assert_holds_no_other_file();
@@ -333,7 +334,7 @@ fn an_output_that_cannot_be_written_is_named_and_nothing_is_left_behind() {
     let nowhere = folder.folder.path().join("missing").join("gradients.safetensors");
     let mut command = program();
     command.args(["audio", "--device", "cpu", "--input"]).arg(folder.input()).arg("--output").arg(&nowhere);
-    let start = format!("error: {}: cannot create: ", nowhere.display());
+    let start = format!("error: {}: cannot create a file in this folder: ", nowhere.parent().unwrap().display());
     command.assert().code(1).stderr(starts_with(start));
     folder.assert_holds_no_other_file();
 }
@@ -393,6 +394,13 @@ fn check_and_bench_refuse_what_they_cannot_run_on() {
     program().args(["bench", "--device", "cpu"]).assert().code(1).stdout(is_empty()).stderr(
         "error: device = cpu is not supported: times are those of a GPU; `check --device cpu` runs the CPU implementation\n",
     );
+    // Before anything is timed, and before a device is looked for.
+    program()
+        .args(["bench", "--json", "/dev/null"])
+        .assert()
+        .code(1)
+        .stdout(is_empty())
+        .stderr("error: /dev/null: expected a regular file or a new name, found a character device\n");
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use attn_backward::cross::Precision;
 use attn_backward::file::{
-    AudioOptions, CrossOptions, NonFinite, Provenance, non_finite_audio, non_finite_cross, read_audio, read_cross,
-    write_audio_gradients, write_audio_inputs, write_cross_gradients, write_cross_inputs,
+    AudioOptions, CrossOptions, NonFinite, Provenance, check_writable, non_finite_audio, non_finite_cross, read_audio,
+    read_cross, write_audio_gradients, write_audio_inputs, write_cross_gradients, write_cross_inputs, write_text,
 };
 use attn_backward::suite::{audio_inputs, cross_inputs};
 use attn_backward::{CuSeqlens, audio, cross};
@@ -304,7 +306,7 @@ fn files_that_are_no_tensor_files_are_named() {
     fs::write(&path, b"PK\x03\x04 some other archive").unwrap();
     assert!(refused().starts_with("x.safetensors: not a safetensors file: expected a header of at most"));
     fs::write(&path, [&4u64.to_le_bytes()[..], b"oops"].concat()).unwrap();
-    assert!(refused().starts_with("x.safetensors: not a safetensors file: expected a header in JSON, found: "));
+    assert!(refused().starts_with("x.safetensors: not a safetensors file: expected a valid header, found: "));
     write_audio_inputs(&path, &audio_example()).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let len = bytes.len();
@@ -348,11 +350,140 @@ fn failed_write_leaves_the_folder_as_it_was() {
     let grads = audio::cpu::backward(&audio_example()).unwrap();
     let how = Provenance { device: "cpu".into(), precision: None };
     let error = write_audio_gradients(&target, &grads, &how).unwrap_err().to_string();
-    assert!(without_folder(&folder, error).starts_with("grads.safetensors: cannot write: "));
+    assert_eq!(
+        without_folder(&folder, error),
+        "grads.safetensors: expected a regular file or a new name, found a directory"
+    );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     let nowhere = folder.path().join("missing/grads.safetensors");
     let error = write_audio_gradients(&nowhere, &grads, &how).unwrap_err().to_string();
-    assert!(without_folder(&folder, error).starts_with("missing/grads.safetensors: cannot create: "));
+    assert_eq!(
+        without_folder(&folder, error),
+        "missing: cannot create a file in this folder: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn devices_and_sockets_are_never_replaced() {
+    let refused = |path: &Path| write_text(path, "{}").unwrap_err().to_string();
+    let expected = "/dev/null: expected a regular file or a new name, found a character device";
+    assert_eq!(refused(Path::new("/dev/null")), expected);
+    assert_eq!(check_writable(Path::new("/dev/null")).unwrap_err().to_string(), expected);
+    let folder = tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let link = folder.path().join("link");
+    symlink(&socket, &link).unwrap();
+    assert_eq!(without_folder(&folder, refused(&link)), "link: expected a regular file or a new name, found a socket");
+    assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn links_stay_and_what_they_point_to_is_replaced_beside_itself() {
+    let folder = tempdir().unwrap();
+    let inner = folder.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let link = folder.path().join("link.json");
+    symlink("inner/real.json", &link).unwrap();
+    // First the link leads nowhere, then to a file.
+    for text in ["first", "second"] {
+        write_text(&link, text).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(inner.join("real.json")).unwrap(), text);
+    }
+    assert_eq!((fs::read_dir(folder.path()).unwrap().count(), fs::read_dir(&inner).unwrap().count()), (2, 1));
+    let cycle = folder.path().join("cycle");
+    symlink("cycle", &cycle).unwrap();
+    let error = write_text(&cycle, "").unwrap_err().to_string();
+    assert!(without_folder(&folder, error).starts_with("cycle: cannot open: "));
+}
+
+#[test]
+fn permissions_of_a_replaced_file_are_kept() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("inputs.safetensors");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+    write_cross_inputs(&path, &cross_example()).unwrap();
+    for kept in [0o600, 0o664, 0o440] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(kept)).unwrap();
+        write_cross_inputs(&path, &cross_example()).unwrap();
+        assert_eq!(mode(), kept);
+    }
+}
+
+#[test]
+fn checking_leaves_nothing_behind() {
+    let folder = tempdir().unwrap();
+    check_writable(&folder.path().join("rows.json")).unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn names_and_lists_from_files_are_escaped_and_cut() {
+    let hostile = format!("k_weigh\n\u{1b}[2J{}", "x".repeat(200));
+    let only = |name: &str| {
+        let name = name.to_string();
+        move |parts: &mut Parts| {
+            parts.tensors.retain(|found, _| found == "k_weight");
+            parts.rename("k_weight", &name);
+        }
+    };
+    let cut = format!("k_weigh\\n\\u{{1b}}[2J{}...", "x".repeat(68));
+    assert_eq!(audio_error(only(&hostile)), format!("a.safetensors: tensor grad_output is missing; found {cut}"));
+    assert_eq!(
+        audio_error(|parts| parts.rename("k_weight", "k_weigh\n")),
+        "a.safetensors: tensor k_weight is missing; did you mean to rename k_weigh\\n?"
+    );
+    let many = |parts: &mut Parts| {
+        let tensor = parts.tensors["k_weight"].clone();
+        parts.tensors = (0..25).map(|i| (format!("{i:02}"), tensor.clone())).collect();
+    };
+    assert!(
+        audio_error(many).ends_with(
+            "found 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 and 5 more"
+        )
+    );
+    let deep =
+        |parts: &mut Parts| parts.tensors.get_mut("k_weight").unwrap().shape = [vec![1; 28], vec![128, 128]].concat();
+    assert!(audio_error(deep).ends_with(&format!("found [{} and 10 more]", ["1"; 20].join(", "))));
+    let scalar = |parts: &mut Parts| drop(parts.metadata.insert("scale".into(), "\n".repeat(100)));
+    assert!(audio_error(scalar).ends_with(&format!("expected a number, found \"{}...\"", "\\n".repeat(80))));
+}
+
+#[test]
+fn tensors_of_the_other_operation_are_not_proposed() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    write_cross_inputs(&path, &cross_example()).unwrap();
+    let error = read_audio(&path, &AudioOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("tensor grad_output is missing; found "), "{error}");
+    let error = audio_error(|parts| parts.rename("query_states", "grad_query_states"));
+    assert!(error.contains("tensor query_states is missing; found "), "{error}");
+}
+
+#[test]
+fn key_value_heads_that_do_not_follow_from_the_weight_are_named() {
+    let cut = |parts: &mut Parts| {
+        parts.metadata.clear();
+        let weight = parts.tensors.get_mut("k_weight").unwrap();
+        weight.shape = vec![100, 8];
+        weight.bytes.truncate(100 * 8 * 4);
+    };
+    assert_eq!(cross_error(cut), "b.safetensors: k_weight: 100 rows are not a multiple of head_dim = 64");
+}
+
+#[test]
+fn overlapping_tensors_are_no_valid_header() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat()).unwrap();
+    let error = read_audio(&path, &AudioOptions::default()).unwrap_err().to_string();
+    assert!(
+        without_folder(&folder, error)
+            .starts_with("x.safetensors: not a safetensors file: expected a valid header, found: ")
+    );
 }
 
 #[test]

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use attn_backward::compare::{Tolerance, compare_all};
 use attn_backward::cross::Precision;
-use attn_backward::gpu::{Graph, L2Flush, Stream, time_us};
-use attn_backward::{Device, DeviceName, Error, Target, Workspace, audio, cross, suite};
+use attn_backward::gpu::{Gpu, Graph, L2Flush, Stream, time_us};
+use attn_backward::{Device, DeviceName, Error, Target, Workspace, audio, cross, file, suite};
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use serde::Serialize;
 
 use super::check::{PrecisionName, Suite, backend, progress_bar};
-use super::device::{self, Module};
+use super::device::Module;
 
 /// Ceilings of one H200 that floors are computed from (measured: dense 16-bit matrix rate, memory bandwidth).
 const MATRIX_FLOPS: f64 = 800e12;
@@ -61,11 +61,23 @@ struct Row {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let device = device::open(args.device, args.module)?;
-    if let Device::Cpu = device {
-        let message = "times are those of a GPU; `check --device cpu` runs the CPU implementation";
-        return Err(Error::Unsupported { argument: "device", value: "cpu".into(), supported: message.into() });
+    let json_file = args.json.as_deref().filter(|path| path.as_os_str() != "-");
+    if let Some(path) = json_file {
+        file::check_writable(path)?;
     }
+    let name = match args.device {
+        Some(DeviceName::Cpu) => {
+            let message = "times are those of a GPU; `check --device cpu` runs the CPU implementation";
+            return Err(Error::Unsupported { argument: "device", value: "cpu".into(), supported: message.into() });
+        }
+        Some(name) => name,
+        None => match Gpu::count() {
+            Ok(1..) => DeviceName::Cuda(0),
+            Ok(0) => return Ok(needs_gpu("no CUDA device")),
+            Err(error) => return Ok(needs_gpu(error)),
+        },
+    };
+    let device = Device::open(name, args.module.map(Into::into))?;
     let mut rows = Vec::new();
     if args.suite.has(Suite::Audio) {
         rows.extend(bench_audio(args, &device)?);
@@ -77,17 +89,20 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     println!("{device}: {} runs, cold L2, CUDA graph, time between events", args.runs);
     println!("{}", table(&rows));
-    if let Some(path) = &args.json {
+    if args.json.is_some() {
         let json = serde_json::to_string_pretty(&rows).unwrap_or_default();
-        if path.as_os_str() == "-" {
-            println!("{json}");
-        } else {
-            std::fs::write(path, json).map_err(|source| {
-                Error::from(attn_backward::file::FileError::Io { path: path.clone(), action: "write", source })
-            })?;
+        match json_file {
+            Some(path) => file::write_text(path, &json)?,
+            None => println!("{json}"),
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says why there is nothing to time on.
+fn needs_gpu(reason: impl std::fmt::Display) -> ExitCode {
+    eprintln!("error: bench needs a GPU: {reason}");
+    ExitCode::FAILURE
 }
 
 fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {

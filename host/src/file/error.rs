@@ -5,6 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
+/// Characters of a name from a file that a message shows.
+const MAX_NAME: usize = 80;
+/// Characters of a parser's message that a message shows; it may quote the file.
+const MAX_REASON: usize = 240;
+/// Entries of a list from a file that a message shows.
+const MAX_LISTED: usize = 20;
+
 /// Why a tensor file could not be read or written; each is one line that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,7 +27,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// The file's header is not that of a safetensors file.
-    #[error("{}: not a safetensors file: {reason}", path.display())]
+    #[error("{}: not a safetensors file: {}", path.display(), shown(reason, MAX_REASON))]
     NotSafetensors {
         /// The file.
         path: PathBuf,
@@ -40,8 +47,9 @@ pub enum FileError {
     },
     /// A tensor is missing or has another name.
     #[error("{}: tensor {tensor} is missing; {}", path.display(), match nearest {
-        Some(nearest) => format!("did you mean to rename {nearest}?"),
-        None => format!("found {}", if found.is_empty() { "none".into() } else { found.join(", ") }),
+        Some(nearest) => format!("did you mean to rename {}?", shown(nearest, MAX_NAME)),
+        None if found.is_empty() => "found none".into(),
+        None => format!("found {}", listed(found.iter().map(|name| shown(name, MAX_NAME)))),
     })]
     Missing {
         /// The file.
@@ -66,7 +74,7 @@ pub enum FileError {
         found: String,
     },
     /// A tensor has another number of extents, or extents whose product overflows.
-    #[error("{}: tensor {tensor}: expected shape {expected}, found {found:?}", path.display())]
+    #[error("{}: tensor {tensor}: expected shape {expected}, found [{}]", path.display(), listed(found))]
     Shape {
         /// The file.
         path: PathBuf,
@@ -78,7 +86,7 @@ pub enum FileError {
         found: Vec<usize>,
     },
     /// A scalar in the file's metadata cannot be read.
-    #[error("{}: metadata {name}: expected {expected}, found {found:?}", path.display())]
+    #[error("{}: metadata {name}: expected {expected}, found \"{}\"", path.display(), shown(found, MAX_NAME))]
     Scalar {
         /// The file.
         path: PathBuf,
@@ -89,13 +97,25 @@ pub enum FileError {
         /// Its value.
         found: String,
     },
-    /// A scalar is neither in the file's metadata nor among the options.
-    #[error("{}: metadata {name} is missing; add it to the file or give it as an option", path.display())]
-    MissingScalar {
+    /// No number of key/value heads is given, and it does not follow from the rows of a weight.
+    #[error("{}: {tensor}: {rows} rows are not a multiple of head_dim = {head_dim}", path.display())]
+    KeyValueRows {
         /// The file.
         path: PathBuf,
-        /// Key in the metadata.
-        name: String,
+        /// Name of the weight.
+        tensor: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Elements of a head, by the gradients.
+        head_dim: usize,
+    },
+    /// A file to be written exists and is not a regular one, which renaming a new file over it would destroy.
+    #[error("{}: expected a regular file or a new name, found {found}", path.display())]
+    NotRegular {
+        /// The file, behind its symbolic links if these lead to nothing yet.
+        path: PathBuf,
+        /// What it is, with an article.
+        found: &'static str,
     },
     /// The tensors do not fit each other, or the operation does not support them.
     #[error("{}: {source}", path.display())]
@@ -115,4 +135,32 @@ impl FileError {
     pub(super) fn inputs(path: &Path, source: Error) -> FileError {
         FileError::Inputs { path: path.into(), source: Box::new(source) }
     }
+}
+
+/// Text from a file as one line: control characters escaped, and cut after `max` characters.
+fn shown(text: &str, max: usize) -> String {
+    let mut line = String::new();
+    for (position, character) in text.chars().enumerate() {
+        if position == max {
+            line.push_str("...");
+            break;
+        }
+        match character {
+            // Messages quote with these, and they do no harm.
+            '"' | '\'' => line.push(character),
+            other => line.extend(other.escape_debug()),
+        }
+    }
+    line
+}
+
+/// Entries separated by commas; of a long list the first ones and how many more there are.
+fn listed<T: ToString>(entries: impl IntoIterator<Item = T>) -> String {
+    let mut entries = entries.into_iter();
+    let first: Vec<String> = entries.by_ref().take(MAX_LISTED).map(|entry| entry.to_string()).collect();
+    let more = match entries.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    first.join(", ") + &more
 }

@@ -1,7 +1,7 @@
 //! Reading: the header is checked against the file's length first, then every tensor is read straight into its own array.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,7 +11,7 @@ use ndarray::{Array, Dimension, IxDyn};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::FileError;
+use super::{AUDIO_NAMES, CROSS_NAMES, FileError};
 
 /// Bytes of the field before the header, which holds the header's length.
 const LENGTH_BYTES: u64 = 8;
@@ -40,12 +40,10 @@ pub(super) struct TensorFile {
     header: Metadata,
     /// Byte at which the tensors' offsets start to count.
     data_start: u64,
-    /// Names of the operation's tensors: others may be misspelt ones.
-    expected: &'static [&'static str],
 }
 
 impl TensorFile {
-    pub(super) fn open(path: &Path, expected_names: &'static [&'static str]) -> Result<Self, FileError> {
+    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let mut file = File::open(path).map_err(FileError::io(path, "open"))?;
         let found = file.metadata().map_err(FileError::io(path, "read"))?.len();
         let invalid = |reason: String| FileError::NotSafetensors { path: path.into(), reason };
@@ -67,12 +65,12 @@ impl TensorFile {
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header).map_err(FileError::io(path, "read"))?;
         let header: Metadata = serde_json::from_slice(&header)
-            .map_err(|error| invalid(format!("expected a header in JSON, found: {error}")))?;
+            .map_err(|error| invalid(format!("expected a valid header, found: {error}")))?;
         let expected = data_start + header.data_len() as u64;
         if expected != found {
             return Err(FileError::Length { path: path.into(), expected, found });
         }
-        Ok(TensorFile { path: path.into(), file, header, data_start, expected: expected_names })
+        Ok(TensorFile { path: path.into(), file, header, data_start })
     }
 
     /// Reads a tensor; `extents` says what its shape must be, for the error.
@@ -101,7 +99,7 @@ impl TensorFile {
         if D::NDIM != Some(info.shape.len()) {
             return Err(wrong_shape());
         }
-        let mut values = vec![T::zeroed(); info.shape.iter().product()];
+        let mut values = zeros::<T>(info.shape.iter().product(), name).map_err(FileError::io(&self.path, "read"))?;
         let start = self.data_start + info.data_offsets.0 as u64;
         self.file.seek(SeekFrom::Start(start)).map_err(FileError::io(&self.path, "read"))?;
         self.file.read_exact(bytemuck::cast_slice_mut(&mut values)).map_err(FileError::io(&self.path, "read"))?;
@@ -119,17 +117,13 @@ impl TensorFile {
         value.trim().parse().map(Some).map_err(invalid)
     }
 
-    /// The error for a scalar that is nowhere.
-    pub(super) fn missing_scalar(&self, name: &str) -> FileError {
-        FileError::MissingScalar { path: self.path.clone(), name: name.into() }
-    }
-
     fn missing(&self, tensor: &str) -> FileError {
         let mut found = self.header.offset_keys();
         found.sort_unstable();
         let nearest = found
             .iter()
-            .filter(|name| !self.expected.contains(&name.as_str()))
+            // A tensor that has a name of its own, of either operation, is not a misspelt one.
+            .filter(|name| !AUDIO_NAMES.contains(&name.as_str()) && !CROSS_NAMES.contains(&name.as_str()))
             .map(|name| (edit_distance(name, tensor), name))
             // Beyond half of the letters two names have nothing to do with each other.
             .filter(|(distance, name)| 2 * distance <= name.len().max(tensor.len()))
@@ -137,6 +131,17 @@ impl TensorFile {
         let nearest = nearest.map(|(_, name)| name.clone());
         FileError::Missing { path: self.path.clone(), tensor: tensor.into(), nearest, found }
     }
+}
+
+/// A tensor's elements, zero; an error, where `vec!` would end the process, if there is no memory for them.
+fn zeros<T: Element>(len: usize, tensor: &str) -> io::Result<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| {
+        let message = format!("no memory for the {len} elements of tensor {tensor}");
+        io::Error::new(io::ErrorKind::OutOfMemory, message)
+    })?;
+    values.resize(len, T::zeroed());
+    Ok(values)
 }
 
 /// Insertions, deletions and replacements that turn one string into the other.
@@ -157,7 +162,9 @@ fn edit_distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::edit_distance;
+    use std::io::ErrorKind;
+
+    use super::{edit_distance, zeros};
 
     #[test]
     fn edit_distance_counts_single_letter_changes() {
@@ -165,5 +172,13 @@ mod tests {
         for (a, b, distance) in known {
             assert_eq!((edit_distance(a, b), edit_distance(b, a)), (distance, distance));
         }
+    }
+
+    #[test]
+    fn tensors_beyond_memory_are_an_error_that_names_them() {
+        let error = zeros::<f32>(usize::MAX / 4, "k_weight").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(error.to_string(), format!("no memory for the {} elements of tensor k_weight", usize::MAX / 4));
+        assert_eq!(zeros::<f32>(3, "k_weight").unwrap(), [0.0; 3]);
     }
 }
