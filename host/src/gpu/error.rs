@@ -7,7 +7,7 @@ use super::driver;
 #[non_exhaustive]
 pub enum GpuError {
     /// The driver's library could not be opened.
-    #[error("no CUDA driver found ({cause}); install NVIDIA's driver, or compute on the CPU")]
+    #[error("no CUDA driver found ({cause}); install NVIDIA's driver, or choose the cpu device")]
     NoDriver {
         /// What the dynamic loader said.
         cause: String,
