@@ -3,6 +3,8 @@
 //! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM,
 //! bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
 //! sums columns and biases.
+use std::sync::Arc;
+
 use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{AttentionParams, AttentionTile};
 
@@ -32,8 +34,8 @@ pub struct Backward {
 struct AttentionLaunch {
     kernel: Kernel,
     config: LaunchConfig,
-    /// Address of the tiles, which `Tables` keeps.
-    tiles: std::sync::Arc<Buffer<AttentionTile>>,
+    /// The table of its tiles; one serves both long kernels.
+    tiles: Arc<Buffer<AttentionTile>>,
 }
 
 impl Backward {
@@ -196,9 +198,9 @@ fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Er
     let (tiles, module) = (&plan.tiles, plan.target().module);
     let heads = plan.shape().num_heads as u32;
     let table = |tiles: &[AttentionTile]| -> Result<_, Error> {
-        Ok(std::sync::Arc::new(Buffer::from_slice(gpu, "the table of attention tiles", tiles)?))
+        Ok(Arc::new(Buffer::from_slice(gpu, "the table of attention tiles", tiles)?))
     };
-    let launch = |name: &str, table: &std::sync::Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
+    let launch = |name: &str, table: &Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
         let grid = [table.len() as u32, heads, 1];
         let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
         Ok(AttentionLaunch { kernel: gpu.kernel(module, name)?, config, tiles: table.clone() })
