@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::check::{PrecisionName, Suite, backend, progress_bar};
 use super::device::Module;
+use super::output;
 
 /// Ceilings of one H200 that floors are computed from (measured: dense 16-bit matrix rate, memory bandwidth).
 const MATRIX_FLOPS: f64 = 800e12;
@@ -87,13 +88,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
             rows.extend(bench_cross(args, &device, precision.into())?);
         }
     }
-    println!("{device}: {} runs, cold L2, CUDA graph, time between events", args.runs);
-    println!("{}", table(&rows));
+    output::line(format_args!("{device}: {} runs, cold L2, CUDA graph, time between events", args.runs))?;
+    output::line(table(&rows))?;
     if args.json.is_some() {
-        let json = serde_json::to_string_pretty(&rows).unwrap_or_default();
+        let json = serde_json::to_string_pretty(&rows).expect("rows are strings and numbers");
         match json_file {
             Some(path) => file::write_text(path, &json)?,
-            None => println!("{json}"),
+            None => output::line(json)?,
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -125,8 +126,7 @@ fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {
             let found = gradients.download(&stream)?;
             let reference = audio::reference::backward(&inputs)?;
             require(&case.name, &found.tensors(), &reference.tensors(), &case.tolerance)?;
-            let views = (buffers.views()?, gradients.views()?);
-            let (inputs, mut outputs) = views;
+            let (inputs, mut outputs) = (buffers.views()?, gradients.views()?);
             let graph = Graph::capture(&stream, || operation.run(&stream, &inputs, &mut outputs, &mut workspace))?;
             sets.push((buffers, graph));
         }
