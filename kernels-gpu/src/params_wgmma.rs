@@ -1,6 +1,6 @@
 //! Parameters of the Hopper grouped GEMM, by value: the tensor maps are inside, so a launch needs no copy for them.
 
-use crate::params::{MAX_PRODUCTS, PartialSum};
+use crate::params::{AttentionParams, MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
@@ -101,3 +101,22 @@ pub struct WgmmaParams {
 // what a kernel takes at most, on any driver
 const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
+
+/// Parameters of the `attention_fused_*` kernels.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionFusedParams {
+    /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::attention::FUSED_STAGE_K` rows, 128-byte swizzle.
+    pub out_weight: TensorMap,
+    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `FUSED_STAGE_K` columns by the kernel's rows, swizzled over their 64 bytes.
+    pub grad_output: TensorMap,
+    /// The rest; `d_attn` and `stats` are not used.
+    pub attention: AttentionParams,
+    /// u32 `[zero_words]`, set to 0: counters of a later launch.
+    pub zero: *mut u32,
+    /// See `zero`.
+    pub zero_words: u32,
+    /// Stages of the ring, 2..=`FUSED_MAX_STAGES`; the launch's shared memory has room for them.
+    pub stages: u32,
+}
+const _: () = assert!(size_of::<AttentionFusedParams>() == 368);

@@ -297,7 +297,7 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
         let q = block.load_states(params.query_states, tile.first);
         let d_attn = load_rows_f32(block.d_attn_rows(tile.first), lane);
         block.store_field(Operand::Q, largest_field_bf16(&q));
-        block.store_field(Operand::DAttn, largest_field_f32(&d_attn));
+        block.store_field(Operand::DAttn, largest_field_f32(d_attn.as_flattened()));
         store_row_factors(factors, g, [pow2(-P_EXPONENT); 2]);
         sync_threads();
         let (q_exponent, d_attn_exponent) = (block.exponent(Operand::Q), block.exponent(Operand::DAttn));
@@ -469,7 +469,7 @@ pub unsafe fn attention_long_k(params: AttentionParams) {
             let q = block.fetched_states(0);
             let d_attn = fetched_rows_f32(block.raw_d_attn(), lane);
             block.store_field(Operand::Q, largest_field_bf16(&q));
-            block.store_field(Operand::DAttn, largest_field_f32(&d_attn));
+            block.store_field(Operand::DAttn, largest_field_f32(d_attn.as_flattened()));
             if block.tid < LONG_TILE_ROWS {
                 let [max, inverse, delta, _] = lds128(block.raw_statistics());
                 let at = statistics + 4 * block.tid;

@@ -105,6 +105,34 @@ pub unsafe fn mbarrier_wait(barrier: u32, parity: u32) {
     }
 }
 
+/// [`mbarrier_wait`] where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_wait`].
+#[inline(always)]
+#[allow(named_asm_labels)] // local to the braces
+pub unsafe fn mbarrier_wait_if(ok: bool, barrier: u32, parity: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p, q; setp.eq.u32 q, {ok}, 0; @q bra DONE;",
+             "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{a}], {ph}; @!p bra AGAIN; DONE: }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, ph = in(reg32) parity, options(nostack))
+    }
+}
+
+/// [`mbarrier_arrive_expect_tx`] where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_arrive_expect_tx`].
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{a}], {b}; }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, b = in(reg32) bytes, options(nostack))
+    }
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------
 
 /// `prefetch.tensormap` where `ok`.
@@ -143,6 +171,21 @@ pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3]
         asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}, {z}}}], [{b}];",
              d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
              z = in(reg32) coordinates[2], b = in(reg32) barrier, options(nostack))
+    }
+}
+
+/// [`tma_load_3d`] for a 2-D map, where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`tma_load_3d`], but for the rank.
+#[inline(always)]
+pub unsafe fn tma_load_2d_if(ok: bool, dst: u32, map: *const TensorMap, coordinates: [u32; 2], barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0;",
+             "@p cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}}}], [{b}]; }}",
+             ok = in(reg32) ok as u32, d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0],
+             y = in(reg32) coordinates[1], b = in(reg32) barrier, options(nostack))
     }
 }
 
@@ -279,9 +322,9 @@ pub unsafe fn pin(x: &mut f32) {
     unsafe { asm!("// {0}", inout(reg32) * x, options(nostack)) }
 }
 
-/// Defines `$name::<A_MN>`, A_MN = 1 for an MN-major A, 0 for a K-major one. B is MN-major.
+/// Defines `$name::<A_MN>`, A_MN = 1 for an MN-major A, 0 for a K-major one. `$tb`: the same for B.
 macro_rules! wgmma {
-    ($name:ident, $ty:literal, $n:literal, $r:literal, [$($i:literal)*]) => {
+    ($name:ident, $ty:literal, $n:literal, $r:literal, $tb:literal, [$($i:literal)*]) => {
         #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $ty, ".", $ty, "`: `d[64, ", $n, "] = a[64, 16] b[16, ", $n,
                         "] (+ d` unless `accumulate` is 0`)`, both operands by descriptor.")]
         ///
@@ -295,7 +338,7 @@ macro_rules! wgmma {
                 asm!(
                     "{{ .reg .pred p; setp.ne.b32 p, {acc}, 0;",
                     concat!("wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $ty, ".", $ty,
-                            " {{{0}", $(", {", $i, "}",)* "}}, {a}, {b}, p, 1, 1, {ta}, 1; }}"),
+                            " {{{0}", $(", {", $i, "}",)* "}}, {a}, {b}, p, 1, 1, {ta}, ", $tb, "; }}"),
                     inout(reg32) d[0], $(inout(reg32) d[$i],)*
                     acc = in(reg32) accumulate, a = in(reg64) a, b = in(reg64) b, ta = const A_MN, options(nostack)
                 )
@@ -305,16 +348,16 @@ macro_rules! wgmma {
 }
 macro_rules! wgmma_widths {
     ($ty:literal, $n128:ident, $n192:ident, $n256:ident) => {
-        wgmma!($n128, $ty, "128", 64, [
+        wgmma!($n128, $ty, "128", 64, "1", [
             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
             39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
         ]);
-        wgmma!($n192, $ty, "192", 96, [
+        wgmma!($n192, $ty, "192", 96, "1", [
             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
             39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73
             74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
         ]);
-        wgmma!($n256, $ty, "256", 128, [
+        wgmma!($n256, $ty, "256", 128, "1", [
             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
             39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73
             74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106
@@ -324,6 +367,16 @@ macro_rules! wgmma_widths {
 }
 wgmma_widths!("bf16", wgmma_bf16_n128, wgmma_bf16_n192, wgmma_bf16_n256);
 wgmma_widths!("f16", wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256);
+
+wgmma!(wgmma_bf16_n64_k_major, "bf16", "64", 32, "0", [
+    1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+]);
+wgmma!(wgmma_bf16_n80_k_major, "bf16", "80", 40, "0", [
+    1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39
+]);
+wgmma!(wgmma_bf16_n96_k_major, "bf16", "96", 48, "0", [
+    1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47
+]);
 
 // ---- signals and data between blocks -------------------------------------------------------------
 

@@ -45,6 +45,20 @@ pub unsafe fn stmatrix_x4(a: u32, v: [u32; 4]) {
     }
 }
 
+/// `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16` (sm_90): the inverse of [`ldmatrix_x4_trans`], each 8x8 matrix is stored transposed.
+///
+/// # Safety
+/// All lanes of the warp arrive; each address is 16-byte aligned shared memory that no other warp accesses before the next barrier.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub unsafe fn stmatrix_x4_trans(a: u32, v: [u32; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{a}], {{{x}, {y}, {z}, {w}}};",
+             a = in(reg32) a, x = in(reg32) v[0], y = in(reg32) v[1], z = in(reg32) v[2], w = in(reg32) v[3], options(nostack))
+    }
+}
+
 macro_rules! mma {
     ($(#[$doc:meta])* $name:ident, $ty:literal) => {
         $(#[$doc])*

@@ -104,6 +104,21 @@ pub unsafe fn lds32(a: u32) -> u32 {
     r
 }
 
+/// `ld.shared.v2.b32`.
+///
+/// # Safety
+/// As [`lds32`], 8 bytes.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub unsafe fn lds64(a: u32) -> [u32; 2] {
+    let (x, y): (u32, u32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("ld.shared.v2.b32 {{{x}, {y}}}, [{a}];", x = out(reg32) x, y = out(reg32) y, a = in(reg32) a, options(readonly, nostack))
+    };
+    [x, y]
+}
+
 /// `ld.shared.v4.b32`.
 ///
 /// # Safety

@@ -451,14 +451,14 @@ pub unsafe fn largest_field_bf16(x: &Rows16Bit) -> u32 {
     unsafe { redux_max((largest >> 16).max(largest & 0xffff)) >> 7 }
 }
 
-/// Largest exponent field of the finite elements of 16 fp32 rows, 0..255.
+/// Largest exponent field of the finite ones of a warp's fp32 values, 0..255.
 ///
 /// # Safety
 /// All lanes of the warp arrive.
 #[inline(always)]
-pub unsafe fn largest_field_f32(x: &Rows32Bit) -> u32 {
+pub unsafe fn largest_field_f32(x: &[u32]) -> u32 {
     let mut largest = 0f32;
-    for word in x.as_flattened() {
+    for word in x {
         largest = largest.max(f32::from_bits(word & 0x7fff_ffff));
     }
     // SAFETY: the caller's; the branch is the same for the whole warp.
@@ -468,7 +468,7 @@ pub unsafe fn largest_field_f32(x: &Rows32Bit) -> u32 {
     }
     // There is an infinity (NaN never wins a maximum): once more, with infinities made NaN by x * 0 + x.
     largest = 0.0;
-    for word in x.as_flattened() {
+    for word in x {
         let value = f32::from_bits(*word);
         largest = largest.max(fma(value, 0.0, value).abs());
     }

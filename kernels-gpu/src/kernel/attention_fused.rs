@@ -1,0 +1,370 @@
+//! Attention backward of one (chunk, head) in one block, its share of the grad_attention product included: `attention_fused_{64,80,96,128}`.
+//!
+//! Formula   dA[chunk, head's 64] = grad_output[chunk, :] out_weight[:, head's 64]; then as `attention_short.rs`.
+//!           No two blocks compute the same element of dA, and none but this one needs it: it never leaves the SM.
+//! Grid      (entries of `tiles`, num_heads), as `attention_short.rs`.
+//! Block     ROW_TILES warps, with the roles of `attention_short.rs`. Warps 0..4 (ROW_TILES = 8: two warpgroups, 64 tokens each) multiply
+//!           dA^T = out_weight^T grad_output^T with wgmma, so that the tokens are wgmma's n, which comes in eights. Thread 0 fills the ring.
+//! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
+//!             Q, K          2 x 128 R          as in `attention_short.rs`
+//!             stages        `stages` x (4096 + 64 R): out_weight `[32 k, 64]`, grad_output `[R, 32 k]`; when all have been multiplied,
+//!                           V, dA (2 x 128 R), P, dS (2 x PITCH R) and column sums (3 x 256 ROW_TILES) take their place
+//!             fields        16 ROW_TILES       as in `attention_short.rs`
+//!             factors       64 ROW_TILES       as in `attention_short.rs`
+//!             mbarriers     16 `stages`        full, empty of each stage
+//! Registers at most 128 a thread for 4 and 5 row tiles (4 and 3 blocks on an SM).
+//! Preconditions
+//!           As `attention_short.rs`; maps and `stages` as `params_wgmma::AttentionFusedParams` says.
+//! Order     Everything is fetched first; S and P are computed while the stages arrive; then dA; then as `attention_short.rs`. V waits in
+//!           registers for its place.
+//! Rounding  dA: bf16 operands, fp32 accumulation; the rest as `attention_short.rs`.
+use core::arch::asm;
+
+use cuda_std::kernel;
+use cuda_std::shared::dynamic_base;
+use cuda_std::thread::{block_idx_x, block_idx_y, grid_dim_x, sync_threads, thread_idx_x};
+
+use super::attention_chunk::{
+    Exponents, Shared, Work, gradients, probabilities, scale_queries_and_keys, store_scores, warp_and_lane,
+};
+use super::attention_math::{logit_factor, tile_exponent};
+use crate::config::attention::{
+    FUSED_STAGE_K, HEAD_DIM, SHORT_ROW_TILES, fused_blocks_per_sm, fused_stage_bytes, fused_tiles_bytes,
+    score_pitch_bytes, short_rows, short_threads,
+};
+use crate::params::AttentionTile;
+use crate::params_wgmma::{AttentionFusedParams, TensorMap};
+use crate::ptx::convert::{f16x2, select};
+use crate::ptx::copy::{cp_async_commit, cp_async_wait};
+use crate::ptx::hopper::{
+    fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait,
+    mbarrier_wait_if, pin, tma_load_2d_if, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_bf16_n96_k_major,
+    wgmma_commit, wgmma_fence, wgmma_wait,
+};
+use crate::ptx::matrix::stmatrix_x4_trans;
+use crate::ptx::memory::{lds64, stg32_if, sts32_if};
+use crate::tile::descriptor::{descriptor, descriptor_64_byte_rows, k16_step};
+use crate::tile::fragment::{
+    ROWS_16_BYTES, fetch_rows_bf16, largest_field_bf16, largest_field_f32, load_rows_bf16, pow2, store_rows_f16,
+};
+use crate::tile::layout::{ROW_BYTES, swizzle_128b};
+
+/// Bytes of a stage's block of out_weight.
+const WEIGHT_BYTES: u32 = FUSED_STAGE_K * ROW_BYTES;
+/// Threads of a wgmma.
+const WARPGROUP: u32 = 128;
+
+/// An entry point.
+trait Entry {
+    /// Generic address of the entry's parameters, which start with the tensor maps.
+    fn maps() -> *const TensorMap;
+}
+
+macro_rules! kernels {
+    ($($name:ident, $marker:ident, $row_tiles:literal, $accumulators:literal;)*) => { $(
+        #[doc = concat!("[`", stringify!($name), "`].")]
+        struct $marker;
+
+        impl Entry for $marker {
+            #[inline(always)]
+            fn maps() -> *const TensorMap {
+                let maps: *const TensorMap;
+                // SAFETY: takes the address of the only parameter of the entry that this type belongs to.
+                unsafe {
+                    asm!(concat!("{{ .reg .b64 t; mov.b64 t, ", stringify!($name), "_param_0; cvta.param.u64 {p}, t; }}"),
+                         p = out(reg64) maps, options(nomem, nostack))
+                };
+                maps
+            }
+        }
+
+        /// The fused kernel for chunks of at most 16 times this many rows.
+        ///
+        /// # Safety
+        /// The launch is as the file's head says and `params` as [`AttentionFusedParams`] does, with valid device pointers.
+        #[kernel(
+            max_threads = short_threads($row_tiles),
+            min_blocks_per_sm = fused_blocks_per_sm($row_tiles),
+            barriers = 6
+        )]
+        pub unsafe fn $name(params: AttentionFusedParams) {
+            // SAFETY: the caller's.
+            unsafe { attention_fused::<$marker, $row_tiles, $accumulators>(&params) }
+        }
+    )* };
+}
+kernels! {
+    attention_fused_64, AttentionFused64, 4, 32;
+    attention_fused_80, AttentionFused80, 5, 40;
+    attention_fused_96, AttentionFused96, 6, 48;
+    attention_fused_128, AttentionFused128, 8, 32;
+}
+const _: () = assert!(matches!(SHORT_ROW_TILES, [4, 5, 6, 8]));
+
+/// The ring of stages and its mbarriers: `full` completes when a stage's bytes have arrived, `empty` when every multiplying warp has
+/// released it.
+#[derive(Clone, Copy)]
+struct Stages {
+    first: u32,
+    bytes: u32,
+    barriers: u32,
+    count: u32,
+}
+
+impl Stages {
+    #[inline(always)]
+    fn full(&self, stage: u32) -> u32 {
+        self.barriers + 16 * stage
+    }
+
+    #[inline(always)]
+    fn empty(&self, stage: u32) -> u32 {
+        self.barriers + 16 * stage + 8
+    }
+
+    /// Starts to fill `stage` with k-block `block`, where `ok`.
+    ///
+    /// # Safety
+    /// If `ok`: one thread; the stage is free, its mbarriers initialised.
+    #[inline(always)]
+    unsafe fn fill_if<E: Entry>(&self, ok: bool, stage: u32, block: u32, work: Work) {
+        let k = block * FUSED_STAGE_K;
+        let at = self.first + stage * self.bytes;
+        // SAFETY: both boxes lie in the stage and have its bytes together.
+        unsafe {
+            let maps = E::maps();
+            mbarrier_arrive_expect_tx_if(ok, self.full(stage), self.bytes);
+            tma_load_2d_if(ok, at, maps, [work.head * HEAD_DIM, k], self.full(stage));
+            tma_load_2d_if(ok, at + WEIGHT_BYTES, maps.wrapping_add(1), [k, work.start], self.full(stage));
+        }
+    }
+}
+
+/// Where everything is, see the file's head.
+#[inline(always)]
+fn shared_map<const ROW_TILES: usize>(stages: u32) -> (Shared, Stages) {
+    let row_tiles = ROW_TILES as u32;
+    let tile = short_rows(row_tiles) * ROW_BYTES;
+    let scores = short_rows(row_tiles) * score_pitch_bytes(row_tiles);
+    let q = dynamic_base();
+    let v = q + 2 * tile;
+    let p = v + 2 * tile;
+    let bytes = fused_stage_bytes(row_tiles);
+    let fields = v + (stages * bytes).max(fused_tiles_bytes(row_tiles));
+    let factors = fields + 16 * row_tiles;
+    let shared = Shared {
+        q,
+        k: q + tile,
+        v,
+        d_attn: v + tile,
+        p,
+        ds: p + scores,
+        sums: p + 2 * scores,
+        fields,
+        factors,
+    };
+    (shared, Stages { first: v, bytes, barriers: factors + 64 * row_tiles, count: stages })
+}
+
+#[inline(always)]
+unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(params: &AttentionFusedParams) {
+    let steps = ROW_TILES as u32;
+    let pitch = score_pitch_bytes(steps);
+    let (shared, stages) = shared_map::<ROW_TILES>(params.stages);
+    let attention = &params.attention;
+    let k_blocks = attention.num_heads * (HEAD_DIM / FUSED_STAGE_K);
+    let head = block_idx_y();
+    // SAFETY: every address below is inside a tensor of `params` (rows past the chunk's end are predicated off) or the block's shared
+    // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
+    // are the same for a whole warp, those around barriers for the whole block.
+    unsafe {
+        let tile = AttentionTile::load(attention.tiles, block_idx_x());
+        let work = Work { start: tile.start, len: tile.len, bias_row: tile.bias_row, head };
+
+        // --- Loads: stages, then each warp its own 16 rows of Q, K, V, zeros past the chunk's end.
+        let tid = thread_idx_x();
+        if tid == 0 {
+            for stage in 0..stages.count {
+                mbarrier_init(stages.full(stage), 1);
+                mbarrier_init(stages.empty(stage), multiplying_warps(steps));
+            }
+            fence_mbarrier_init();
+            for stage in 0..stages.count.min(k_blocks) {
+                stages.fill_if::<E>(true, stage, stage, work);
+            }
+        }
+        let (warp, lane) = (tid >> 5, tid & 31);
+        let rows = work.len.saturating_sub(16 * warp);
+        let own = ROWS_16_BYTES * warp;
+        let first_row = (work.start + 16 * warp) as usize;
+        let states = (head as usize * attention.total_seq_len as usize + first_row) * ROW_BYTES as usize;
+        fetch_rows_bf16(shared.q + own, attention.query_states.wrapping_add(states), rows, lane);
+        fetch_rows_bf16(shared.k + own, attention.key_states.wrapping_add(states), rows, lane);
+        cp_async_commit();
+        let v = load_rows_bf16(attention.value_states.wrapping_add(states), rows, lane);
+        zero_counters(params, tid, short_threads(steps));
+
+        cp_async_wait::<0>();
+        let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(&shared);
+        let to_logits = logit_factor(attention.scale, q_exponent + k_exponent);
+        let probabilities = probabilities::<ROW_TILES>(&shared, work.len, to_logits);
+
+        // --- dA^T, in the registers of the multiplying warps.
+        let (warp, lane) = warp_and_lane();
+        let own = ROWS_16_BYTES * warp;
+        let mut d_attn = [0f32; R];
+        let mut d_attn_field = 0;
+        if warp < multiplying_warps(steps) {
+            grad_attention::<E, R>(&mut d_attn, stages, k_blocks, work);
+            mask_tokens(&mut d_attn, work.len);
+            d_attn_field = largest_field_f32(&d_attn.map(f32::to_bits));
+        }
+
+        // --- V, dA and P go where the stages were.
+        sts32_if(lane == 0, shared.fields + 4 * (2 * steps + warp), largest_field_bf16(&v));
+        sts32_if(lane == 0, shared.fields + 4 * (3 * steps + warp), d_attn_field);
+        sync_threads();
+        let v_exponent = tile_exponent::<ROW_TILES>(shared.fields + 8 * steps);
+        let d_attn_exponent = tile_exponent::<ROW_TILES>(shared.fields + 12 * steps);
+        store_rows_f16(&v, v_exponent, shared.v + own, lane);
+        if warp < multiplying_warps(steps) {
+            store_d_attn(&d_attn, pow2(d_attn_exponent), &shared);
+        }
+        store_scores(&probabilities.p, shared.p + 16 * pitch * warp, pitch, lane);
+        sync_threads();
+
+        let exponents = Exponents { q: q_exponent, k: k_exponent, v: v_exponent, d_attn: d_attn_exponent };
+        gradients::<ROW_TILES>(attention, work, &shared, &probabilities, exponents);
+    }
+}
+
+/// Warps that take part in wgmma: one warpgroup, or two of 64 tokens each.
+const fn multiplying_warps(row_tiles: u32) -> u32 {
+    if row_tiles == 8 { 8 } else { 4 }
+}
+
+/// Zeroes this block's share of the counters, if it is of the first head.
+///
+/// # Safety
+/// They are writable, and nobody else accesses them during the launch.
+#[inline(always)]
+unsafe fn zero_counters(params: &AttentionFusedParams, tid: u32, threads: u32) {
+    if block_idx_y() == 0 {
+        let mut word = block_idx_x() * threads + tid;
+        while word < params.zero_words {
+            // SAFETY: inside the range.
+            unsafe { stg32_if(true, params.zero.wrapping_add(word as usize).cast(), 0) };
+            word += grid_dim_x() * threads;
+        }
+    }
+}
+
+/// `acc = dA^T[64, tokens of this warpgroup]`: acc[4 j + e] is row 16 warp + g (e < 2) or 8 further, token 8 j + 2 t + e % 2.
+///
+/// # Safety
+/// All threads of the multiplying warps; stages up to the ring's size are under way.
+#[inline(always)]
+unsafe fn grad_attention<E: Entry, const R: usize>(acc: &mut [f32; R], stages: Stages, k_blocks: u32, work: Work) {
+    let (_, lane) = warp_and_lane();
+    let tid = thread_idx_x();
+    let first_token = tid / WARPGROUP * 64;
+    let (step_a, step_b) = (k16_step(true), k16_step(false));
+    let (mut stage, mut parity) = (0, 0);
+    let (mut previous, mut previous_parity) = (0, 0);
+    // SAFETY: a stage is full before it is read; it is filled again when the wgmma of all warps that read it have finished; the accumulators
+    // are pinned after the last wait.
+    unsafe {
+        for i in 0..k_blocks {
+            mbarrier_wait(stages.full(stage), parity);
+            let at = stages.first + stage * stages.bytes;
+            let a = descriptor(at);
+            let b = descriptor_64_byte_rows(at + WEIGHT_BYTES + first_token * 2 * FUSED_STAGE_K);
+            wgmma_fence();
+            multiply(acc, a, b, i);
+            multiply(acc, a + step_a, b + step_b, 1);
+            wgmma_commit();
+            // One group stays in flight; the stage before it can be filled again.
+            wgmma_wait::<1>();
+            mbarrier_arrive_if((lane == 0) & (i > 0), stages.empty(previous));
+            let block = i + stages.count - 1;
+            let refill = (tid == 0) & (i > 0) & (block < k_blocks);
+            mbarrier_wait_if(refill, stages.empty(previous), previous_parity);
+            stages.fill_if::<E>(refill, previous, block, work);
+            (previous, previous_parity) = (stage, parity);
+            stage += 1;
+            if stage == stages.count {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        wgmma_wait::<0>();
+        for x in acc.iter_mut() {
+            pin(x);
+        }
+    }
+}
+
+/// `acc[64, 2 R] = a[64, 16] b[16, 2 R] (+ acc unless accumulate is 0)`, a MN-major, b K-major.
+///
+/// # Safety
+/// As the wgmma functions.
+#[inline(always)]
+unsafe fn multiply<const R: usize>(acc: &mut [f32; R], a: u64, b: u64, accumulate: u32) {
+    const { assert!(R == 32 || R == 40 || R == 48) };
+    let acc: *mut [f32; R] = acc;
+    // SAFETY: the arm of this R is taken, so the cast does not change the type; else as the caller promises.
+    unsafe {
+        match R {
+            32 => wgmma_bf16_n64_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
+            40 => wgmma_bf16_n80_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
+            _ => wgmma_bf16_n96_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
+        }
+    }
+}
+
+/// First token of accumulator 0 of this thread.
+#[inline(always)]
+fn first_token() -> u32 {
+    let tid = crate::ptx::sync::tid_again();
+    tid / WARPGROUP * 64 + 2 * (tid & 3)
+}
+
+/// Zeros for the tokens past the chunk's end: what the box read there belongs to others, or is NaN.
+#[inline(always)]
+fn mask_tokens<const R: usize>(acc: &mut [f32; R], len: u32) {
+    let token = first_token();
+    for j in 0..R / 4 {
+        for e in 0..4 {
+            let exists = token + 8 * j as u32 + (e as u32 & 1) < len;
+            let x = &mut acc[4 * j + e];
+            *x = f32::from_bits(select(exists, x.to_bits(), 0));
+        }
+    }
+}
+
+/// Multiplies by `factor` and each token's row factor, rounds to fp16 and stores the `[token, 64]` tile.
+///
+/// # Safety
+/// All threads of the multiplying warps; the row factors are ordered after their writers, nobody else accesses the tile before the next
+/// barrier.
+#[inline(always)]
+unsafe fn store_d_attn<const R: usize>(acc: &[f32; R], factor: f32, shared: &Shared) {
+    let (warp, lane) = warp_and_lane();
+    let token = first_token();
+    // stmatrix: matrices 0, 1 are tokens 8 j .., d 16 warp .. and 8 further; matrices 2, 3 the next eight tokens.
+    let row = token - 2 * (lane & 3) + (lane & 7) + ((lane >> 4) << 3);
+    let at = shared.d_attn + swizzle_128b(row, 2 * (warp & 3) + ((lane >> 3) & 1));
+    // SAFETY: as the caller promises.
+    unsafe {
+        for pair in 0..R / 8 {
+            let mut v = [0u32; 4];
+            for half in 0..2 {
+                let j = 2 * pair + half;
+                let [low, high] = lds64(shared.factors + 4 * (token + 8 * j as u32)).map(|x| factor * f32::from_bits(x));
+                v[2 * half] = f16x2(acc[4 * j] * low, acc[4 * j + 1] * high);
+                v[2 * half + 1] = f16x2(acc[4 * j + 2] * low, acc[4 * j + 3] * high);
+            }
+            stmatrix_x4_trans(at + ROWS_16_BYTES * pair as u32, v);
+        }
+    }
+}
