@@ -9,10 +9,11 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{AttentionParams, AttentionTile};
 
 use super::bias_sums::BiasSums;
+use super::fused::FusedAttention;
 use super::tiles::LONG_KERNELS;
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
-use crate::gemm::{GroupedGemm, ProductTensors};
+use crate::gemm::{GroupedGemm, PreparedGemm, ProductTensors};
 use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
 use crate::workspace::Workspace;
 
@@ -22,11 +23,19 @@ use crate::workspace::Workspace;
 pub struct Backward {
     gpu: Gpu,
     plan: Plan,
-    d_attn_gemm: GroupedGemm,
+    attention: Attention,
     gradients_gemm: GroupedGemm,
-    attention: Vec<AttentionLaunch>,
     /// `None`: the gradients GEMM's rider sums.
     bias_sums: Option<BiasSums>,
+}
+
+/// The way to O, dQ, dK and dV.
+#[derive(Debug)]
+enum Attention {
+    /// One kernel, which multiplies grad_attention itself.
+    Fused(FusedAttention),
+    /// The product grad_attention, then kernels that read it.
+    Separate { d_attn_gemm: GroupedGemm, launches: Vec<AttentionLaunch> },
 }
 
 /// One launch of an attention kernel: a block per tile and head.
@@ -45,11 +54,18 @@ impl Backward {
     /// [`Error::Gpu`].
     pub fn new(gpu: &Gpu, plan: Plan) -> Result<Backward, Error> {
         let module = plan.target().module;
+        let attention = match (plan.fused, &plan.d_attn_gemm) {
+            (Some(fused), _) => Attention::Fused(FusedAttention::new(gpu, &plan, fused)?),
+            (None, Some(d_attn_gemm)) => Attention::Separate {
+                d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
+                launches: attention_launches(gpu, &plan)?,
+            },
+            (None, None) => unreachable!("a plan has one or the other"),
+        };
         Ok(Backward {
             gpu: gpu.clone(),
-            d_attn_gemm: GroupedGemm::new(gpu, module, &plan.d_attn_gemm)?,
+            attention,
             gradients_gemm: GroupedGemm::new(gpu, module, &plan.gradients_gemm)?,
-            attention: attention_launches(gpu, &plan)?,
             bias_sums: if plan.biases_ride() { None } else { Some(BiasSums::new(gpu, &plan)?) },
             plan,
         })
@@ -77,27 +93,17 @@ impl Backward {
         inputs.check(&self.gpu, shape)?;
         gradients.check(&self.gpu, shape)?;
         workspace.check(&self.gpu, self.plan.workspace())?;
-        let d_attn = self.d_attn_product(inputs, workspace);
-        let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
         let products = self.gradient_products(inputs, gradients, workspace);
         let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
-        d_attn.take_rider(riders::zero_counters(products.counters()));
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
 
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work, and each launch
         // reads what those before it on the stream wrote.
         unsafe {
+            self.launch_attention(stream, inputs, workspace, &products)?;
             self.zero_padding(stream, gradients)?;
-            if !self.plan.d_attn_gemm.is_hopper() {
-                products.zero_counters(stream)?;
-            }
-            self.d_attn_gemm.launch(stream, &d_attn)?;
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
-            }
-            for launch in &self.attention {
-                let params = self.attention_params(launch, inputs, workspace);
-                launch.kernel.launch(stream, &launch.config, &params)?;
             }
             self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
@@ -105,6 +111,44 @@ impl Backward {
             }
         }
         Ok(())
+    }
+
+    /// O, dQ, dK, dV and their column sums; the counters of `products` are zero afterwards.
+    ///
+    /// # Safety
+    /// The tensors and the workspace were checked.
+    unsafe fn launch_attention(
+        &self,
+        stream: &Stream,
+        inputs: &DeviceInputs<'_>,
+        workspace: &Workspace,
+        products: &PreparedGemm,
+    ) -> Result<(), Error> {
+        let params = self.attention_params(inputs, workspace);
+        match &self.attention {
+            Attention::Fused(fused) => {
+                let params = fused.prepare(inputs, params, products.counters())?;
+                // SAFETY: the caller's.
+                unsafe { fused.launch(stream, &params) }
+            }
+            Attention::Separate { d_attn_gemm, launches } => {
+                let product = self.d_attn_product(inputs, workspace);
+                let mut d_attn = d_attn_gemm.prepare(&[product], workspace.at(self.plan.regions.d_attn_gemm))?;
+                d_attn.take_rider(riders::zero_counters(products.counters()));
+                // SAFETY: the caller's.
+                unsafe {
+                    if matches!(d_attn, PreparedGemm::Portable(_)) {
+                        products.zero_counters(stream)?;
+                    }
+                    d_attn_gemm.launch(stream, &d_attn)?;
+                    for launch in launches {
+                        let params = AttentionParams { tiles: launch.tiles.address() as *const AttentionTile, ..params };
+                        launch.kernel.launch(stream, &launch.config, &params)?;
+                    }
+                }
+                Ok(())
+            }
+        }
     }
 
     fn d_attn_product(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> ProductTensors {
@@ -156,19 +200,15 @@ impl Backward {
         ]
     }
 
-    fn attention_params(
-        &self,
-        launch: &AttentionLaunch,
-        inputs: &DeviceInputs<'_>,
-        workspace: &Workspace,
-    ) -> AttentionParams {
+    /// Parameters of the attention kernels, but for the table of tiles.
+    fn attention_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> AttentionParams {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
         AttentionParams {
             query_states: inputs.query_states.address() as *const u8,
             key_states: inputs.key_states.address() as *const u8,
             value_states: inputs.value_states.address() as *const u8,
             d_attn: workspace.at(regions.d_attn) as *const u8,
-            tiles: launch.tiles.address() as *const AttentionTile,
+            tiles: std::ptr::null(),
             o: workspace.at(regions.o) as *mut u8,
             dqkv: workspace.at(regions.dqkv) as *mut u8,
             bias_partials: workspace.at(regions.bias_partials) as *mut f32,

@@ -4,6 +4,7 @@ use std::fmt;
 use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{Major, OutputType};
 
+use super::fused::FusedPlan;
 use super::tiles::AttentionTiles;
 use super::{HEAD_DIM, Shape};
 use crate::gemm::hopper::KCuts;
@@ -17,8 +18,10 @@ pub struct Plan {
     cu_seqlens: CuSeqlens,
     target: Target,
     pub(super) tiles: AttentionTiles,
-    /// grad_output @ out_weight; `None` without tokens.
-    pub(super) d_attn_gemm: GemmPlan,
+    /// grad_output @ out_weight; `None` where the attention kernel multiplies it itself.
+    pub(super) d_attn_gemm: Option<GemmPlan>,
+    /// How the fused attention kernel runs, if it does.
+    pub(super) fused: Option<FusedPlan>,
     /// grad_hidden_states and the four weight gradients.
     pub(super) gradients_gemm: GemmPlan,
     layout: WorkspaceLayout,
@@ -54,9 +57,15 @@ impl Plan {
         let tokens = cu_seqlens.padding().start;
         let d_model = shape.d_model();
         let tiles = AttentionTiles::new(cu_seqlens, shape.num_heads, target);
+        let fused = FusedPlan::new(&tiles, shape.num_heads, target);
         // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
         let d_attn = [d_attn_product(tokens, d_model)];
-        let d_attn_gemm = GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?;
+        let d_attn_gemm = match fused {
+            Some(_) => None,
+            None => Some(GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?),
+        };
+        let d_attn_bytes = d_attn_gemm.as_ref().map_or(0, |_| 4 * (tokens * d_model) as u64);
+        let d_attn_gemm_bytes = d_attn_gemm.as_ref().map_or(0, GemmPlan::workspace_bytes);
         let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
 
         let mut layout = WorkspaceLayout::default();
@@ -67,13 +76,13 @@ impl Plan {
         };
         let stats_rows = if tiles.long.is_empty() { 0 } else { (shape.num_heads * shape.total_seq_len) as u64 };
         let regions = Regions {
-            d_attn: layout.add("grad_attention fp32", 4 * matrix),
+            d_attn: layout.add("grad_attention fp32", d_attn_bytes),
             o: layout.add("attention output bf16", 2 * matrix),
             dqkv: layout.add("dq, dk, dv bf16", 6 * matrix),
             bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows * d_model) as u64),
             out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
             stats: layout.add("long chunks' statistics", 16 * stats_rows),
-            d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm.workspace_bytes()),
+            d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm_bytes),
             gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
         };
         Ok(Plan {
@@ -82,6 +91,7 @@ impl Plan {
             target: *target,
             tiles,
             d_attn_gemm,
+            fused,
             gradients_gemm,
             layout,
             regions,
@@ -108,9 +118,9 @@ impl Plan {
         &self.tiles
     }
 
-    /// The product grad_output @ out_weight.
-    pub fn d_attn_gemm(&self) -> &GemmPlan {
-        &self.d_attn_gemm
+    /// The product grad_output @ out_weight, unless the attention kernel multiplies it itself.
+    pub fn d_attn_gemm(&self) -> Option<&GemmPlan> {
+        self.d_attn_gemm.as_ref()
     }
 
     /// The products that are grad_hidden_states and the gradients of q_weight, k_weight, v_weight and out_weight, in this order.
@@ -134,11 +144,14 @@ impl Plan {
         if !self.cu_seqlens.padding().is_empty() {
             launches.push("memset of padding rows".into());
         }
-        launches.extend(self.d_attn_gemm.kernels().into_iter().map(String::from));
+        launches.extend(self.d_attn_gemm.iter().flat_map(GemmPlan::kernels).map(String::from));
         if !self.biases_ride() && self.tokens() > 0 {
             launches.push("column_sums_bf16".into());
         }
-        launches.extend(self.tiles.kernels());
+        match &self.fused {
+            Some(fused) => launches.push(fused.kernel()),
+            None => launches.extend(self.tiles.kernels()),
+        }
         let rides = if self.biases_ride() { " (sums the biases)" } else { "" };
         launches.extend(self.gradients_gemm.kernels().into_iter().map(|name| format!("{name}{rides}")));
         if !self.biases_ride() {
@@ -182,8 +195,13 @@ impl fmt::Display for Plan {
         )?;
         let (flops, bytes) = (super::flops(shape, cu) / 1e9, super::bytes(shape) / 1e6);
         writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
-        writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
+        if let Some(gemm) = &self.d_attn_gemm {
+            writeln!(f, "grad_attention: {gemm}")?;
+        }
         writeln!(f, "attention: {}", self.tiles)?;
+        if let Some(fused) = &self.fused {
+            writeln!(f, "with grad_attention inside: {fused}")?;
+        }
         writeln!(f, "gradients: {}", self.gradients_gemm)?;
         writeln!(f, "launches: {}", self.launches().join(", "))?;
         write!(f, "{}", self.layout)
@@ -204,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hopper_run_is_three_kernels_and_no_memset() {
+    fn a_hopper_run_is_two_kernels_and_no_memset() {
         for tokens in [128, 373, 997, 1280] {
             let launches = plan(ModuleKind::Hopper, tokens, 64, 0).launches();
             let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
-            assert_eq!(names, ["wgmma_bf16_f32", "attention_short_64", "wgmma_bf16_bf16"], "{tokens}");
+            assert_eq!(names, ["attention_fused_64", "wgmma_bf16_bf16"], "{tokens}");
         }
     }
 

@@ -23,6 +23,9 @@ pub struct Args {
     /// Operations to time.
     #[arg(long, value_enum, default_value = "all")]
     suite: Suite,
+    /// Only the cases whose name contains this, say `T=1280`.
+    #[arg(long, default_value = "")]
+    case: String,
     /// cuda:N.
     #[arg(long)]
     device: Option<DeviceName>,
@@ -108,7 +111,8 @@ fn needs_gpu(reason: impl std::fmt::Display) -> ExitCode {
 
 fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {
     let Device::Gpu { gpu, module } = device else { return Ok(Vec::new()) };
-    let cases = suite::audio_cases();
+    let mut cases = suite::audio_cases();
+    cases.retain(|case| case.name.contains(&args.case));
     let progress = progress_bar("operation A", cases.len());
     let stream = Stream::new(gpu)?;
     let mut l2 = L2Flush::new(gpu)?;
@@ -141,7 +145,8 @@ fn bench_audio(args: &Args, device: &Device) -> Result<Vec<Row>, Error> {
 
 fn bench_cross(args: &Args, device: &Device, precision: Precision) -> Result<Vec<Row>, Error> {
     let Device::Gpu { gpu, module } = device else { return Ok(Vec::new()) };
-    let cases = suite::cross_cases();
+    let mut cases = suite::cross_cases();
+    cases.retain(|case| case.name.contains(&args.case));
     let progress = progress_bar("operation B", cases.len());
     let stream = Stream::new(gpu)?;
     let mut l2 = L2Flush::new(gpu)?;

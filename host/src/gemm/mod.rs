@@ -13,7 +13,7 @@ mod grouped;
 pub mod hopper;
 pub mod portable;
 
-pub(crate) use grouped::GroupedGemm;
+pub(crate) use grouped::{GroupedGemm, PreparedGemm};
 use hopper::{Accumulation, HopperPlan, KCuts};
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.

@@ -77,9 +77,14 @@ pub const fn fused_stages(row_tiles: u32, blocks: u32) -> u32 {
     stages
 }
 
-/// Blocks of the fused kernel on an SM of sm_90 at most: 4, 3, 2, 1, what registers and shared memory allow.
+/// Threads of a block of the fused kernel: those of the short kernel, and a warp that fills the ring where all others multiply.
+pub const fn fused_threads(row_tiles: u32) -> u32 {
+    short_threads(row_tiles) + if row_tiles.is_multiple_of(4) { 32 } else { 0 }
+}
+
+/// Blocks of the fused kernel on an SM of sm_90 at most: 3, 3, 2, 1, what registers and shared memory allow.
 pub const fn fused_blocks_per_sm(row_tiles: u32) -> u32 {
-    16 / row_tiles - (row_tiles == 8) as u32
+    16 / fused_threads(row_tiles).div_ceil(32)
 }
 const _: () = {
     let mut i = 0;

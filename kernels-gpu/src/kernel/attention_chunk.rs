@@ -3,7 +3,7 @@
 //! Formula, rounding and the roles of the warps are in `attention_short.rs`; each kernel's head has its own map of shared memory. Every
 //! phase is a collective of the block: warp w owns queries 16 w .. 16 w + 16.
 use super::attention_math::{
-    DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
+    DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, split_scale, store_row_factors,
     tile_exponent,
 };
 use crate::config::attention::{HEAD_DIM, score_pitch_bytes, short_threads};

@@ -4,7 +4,8 @@
 //!           No two blocks compute the same element of dA, and none but this one needs it: it never leaves the SM.
 //! Grid      (entries of `tiles`, num_heads), as `attention_short.rs`.
 //! Block     ROW_TILES warps, with the roles of `attention_short.rs`. Warps 0..4 (ROW_TILES = 8: two warpgroups, 64 tokens each) multiply
-//!           dA^T = out_weight^T grad_output^T with wgmma, so that the tokens are wgmma's n, which comes in eights. Thread 0 fills the ring.
+//!           dA^T = out_weight^T grad_output^T with wgmma, so that the tokens are wgmma's n, which comes in eights. The warp after them fills the
+//!           ring meanwhile: one of the ROW_TILES, or (4 and 8 row tiles) one that does nothing else.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
 //!             Q, K          2 x 128 R          as in `attention_short.rs`
 //!             stages        `stages` x (4096 + 64 R): out_weight `[32 k, 64]`, grad_output `[R, 32 k]`; when all have been multiplied,
@@ -29,7 +30,7 @@ use super::attention_chunk::{
 };
 use super::attention_math::{logit_factor, tile_exponent};
 use crate::config::attention::{
-    FUSED_STAGE_K, HEAD_DIM, SHORT_ROW_TILES, fused_blocks_per_sm, fused_stage_bytes, fused_tiles_bytes,
+    FUSED_STAGE_K, HEAD_DIM, SHORT_ROW_TILES, fused_blocks_per_sm, fused_stage_bytes, fused_threads, fused_tiles_bytes,
     score_pitch_bytes, short_rows, short_threads,
 };
 use crate::params::AttentionTile;
@@ -37,12 +38,12 @@ use crate::params_wgmma::{AttentionFusedParams, TensorMap};
 use crate::ptx::convert::{f16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::hopper::{
-    fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait,
-    mbarrier_wait_if, pin, tma_load_2d_if, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_bf16_n96_k_major,
+    fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin, tma_load_2d, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_bf16_n96_k_major,
     wgmma_commit, wgmma_fence, wgmma_wait,
 };
 use crate::ptx::matrix::stmatrix_x4_trans;
 use crate::ptx::memory::{lds64, stg32_if, sts32_if};
+use crate::ptx::sync::tid_again;
 use crate::tile::descriptor::{descriptor, descriptor_64_byte_rows, k16_step};
 use crate::tile::fragment::{
     ROWS_16_BYTES, fetch_rows_bf16, largest_field_bf16, largest_field_f32, load_rows_bf16, pow2, store_rows_f16,
@@ -83,9 +84,9 @@ macro_rules! kernels {
         /// # Safety
         /// The launch is as the file's head says and `params` as [`AttentionFusedParams`] does, with valid device pointers.
         #[kernel(
-            max_threads = short_threads($row_tiles),
+            max_threads = fused_threads($row_tiles),
             min_blocks_per_sm = fused_blocks_per_sm($row_tiles),
-            barriers = 6
+            barriers = if $row_tiles % 4 == 0 { 12 } else { 6 }
         )]
         pub unsafe fn $name(params: AttentionFusedParams) {
             // SAFETY: the caller's.
@@ -101,8 +102,8 @@ kernels! {
 }
 const _: () = assert!(matches!(SHORT_ROW_TILES, [4, 5, 6, 8]));
 
-/// The ring of stages and its mbarriers: `full` completes when a stage's bytes have arrived, `empty` when every multiplying warp has
-/// released it.
+/// The stages in shared memory and their mbarriers: `full` completes when a stage's bytes have arrived, `empty` when every multiplying warp
+/// has released it.
 #[derive(Clone, Copy)]
 struct Stages {
     first: u32,
@@ -121,23 +122,124 @@ impl Stages {
     fn empty(&self, stage: u32) -> u32 {
         self.barriers + 16 * stage + 8
     }
+}
 
-    /// Starts to fill `stage` with k-block `block`, where `ok`.
+/// All k-blocks of a block's dA, through the stages.
+#[derive(Clone, Copy)]
+struct Ring {
+    stages: Stages,
+    k_blocks: u32,
+}
+
+impl Ring {
+    /// Starts to fill `stage` with k-block `block`.
     ///
     /// # Safety
-    /// If `ok`: one thread; the stage is free, its mbarriers initialised.
+    /// One thread; the stage is free, its mbarriers initialised.
     #[inline(always)]
-    unsafe fn fill_if<E: Entry>(&self, ok: bool, stage: u32, block: u32, work: Work) {
+    unsafe fn fill<E: Entry>(&self, stage: u32, block: u32, work: Work) {
+        let Stages { first, bytes, .. } = self.stages;
         let k = block * FUSED_STAGE_K;
-        let at = self.first + stage * self.bytes;
+        let (at, full) = (first + stage * bytes, self.stages.full(stage));
         // SAFETY: both boxes lie in the stage and have its bytes together.
         unsafe {
             let maps = E::maps();
-            mbarrier_arrive_expect_tx_if(ok, self.full(stage), self.bytes);
-            tma_load_2d_if(ok, at, maps, [work.head * HEAD_DIM, k], self.full(stage));
-            tma_load_2d_if(ok, at + WEIGHT_BYTES, maps.wrapping_add(1), [k, work.start], self.full(stage));
+            mbarrier_arrive_expect_tx(full, bytes);
+            tma_load_2d(at, maps, [work.head * HEAD_DIM, k], full);
+            tma_load_2d(at + WEIGHT_BYTES, maps.wrapping_add(1), [k, work.start], full);
         }
     }
+
+    /// Initialises the mbarriers and starts to fill every stage.
+    ///
+    /// # Safety
+    /// One thread; a barrier of the block comes before any other use of the ring.
+    #[inline(always)]
+    unsafe fn start<E: Entry>(&self, multiplying_warps: u32, work: Work) {
+        // SAFETY: the mbarriers lie in shared memory, on 8-byte boundaries; each stage is filled once.
+        unsafe {
+            for stage in 0..self.stages.count {
+                mbarrier_init(self.stages.full(stage), 1);
+                mbarrier_init(self.stages.empty(stage), multiplying_warps);
+            }
+            fence_mbarrier_init();
+            for stage in 0..self.stages.count.min(self.k_blocks) {
+                self.fill::<E>(stage, stage, work);
+            }
+        }
+    }
+
+    /// Fills the stages again, until all k-blocks are under way.
+    ///
+    /// # Safety
+    /// One warp, after [`Ring::start`] and a barrier of the block.
+    #[inline(always)]
+    unsafe fn produce<E: Entry>(&self, work: Work) {
+        if tid_again() % 32 != 0 {
+            return;
+        }
+        let (mut stage, mut parity) = (0, 0);
+        for block in self.stages.count..self.k_blocks {
+            // SAFETY: the stage is free when all multiplying warps have released it.
+            unsafe {
+                mbarrier_wait(self.stages.empty(stage), parity);
+                self.fill::<E>(stage, block, work);
+            }
+            stage += 1;
+            if stage == self.stages.count {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+
+    /// `acc = dA^T[64, tokens of this warpgroup]`: acc[4 j + e] is row 16 warp + g (e < 2) or 8 further, token 8 j + 2 t + e % 2.
+    ///
+    /// # Safety
+    /// All threads of the multiplying warps, after [`Ring::start`] and a barrier of the block.
+    #[inline(always)]
+    unsafe fn multiply<const R: usize>(&self, acc: &mut [f32; R]) {
+        let (_, lane) = warp_and_lane();
+        let first_token = tid_again() / WARPGROUP * 64;
+        let (step_a, step_b) = (k16_step(true), k16_step(false));
+        let (mut stage, mut parity) = (0, 0);
+        let mut previous = self.stages.empty(0);
+        // SAFETY: a stage is full before it is read, and released when the wgmma that read it have finished; the accumulators are pinned after
+        // the last wait.
+        unsafe {
+            for i in 0..self.k_blocks {
+                mbarrier_wait(self.stages.full(stage), parity);
+                let at = self.stages.first + stage * self.stages.bytes;
+                let a = descriptor(at);
+                let b = grad_output_descriptor(at + WEIGHT_BYTES + first_token * 2 * FUSED_STAGE_K);
+                wgmma_fence();
+                multiply(acc, a, b, i);
+                for step in 1..FUSED_STAGE_K as u64 / 16 {
+                    multiply(acc, a + step * step_a, b + step * step_b, 1);
+                }
+                wgmma_commit();
+                // One group stays in flight; the stage before it can be filled again.
+                wgmma_wait::<1>();
+                mbarrier_arrive_if((lane == 0) & (i > 0), previous);
+                previous = self.stages.empty(stage);
+                stage += 1;
+                if stage == self.stages.count {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            wgmma_wait::<0>();
+            for x in acc.iter_mut() {
+                pin(x);
+            }
+        }
+    }
+}
+
+/// Descriptor of grad_output in a stage.
+#[inline(always)]
+const fn grad_output_descriptor(address: u32) -> u64 {
+    if FUSED_STAGE_K == 64 { descriptor(address) } else { descriptor_64_byte_rows(address) }
 }
 
 /// Where everything is, see the file's head.
@@ -169,55 +271,78 @@ fn shared_map<const ROW_TILES: usize>(stages: u32) -> (Shared, Stages) {
 #[inline(always)]
 unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(params: &AttentionFusedParams) {
     let steps = ROW_TILES as u32;
-    let pitch = score_pitch_bytes(steps);
     let (shared, stages) = shared_map::<ROW_TILES>(params.stages);
-    let attention = &params.attention;
-    let k_blocks = attention.num_heads * (HEAD_DIM / FUSED_STAGE_K);
-    let head = block_idx_y();
-    // SAFETY: every address below is inside a tensor of `params` (rows past the chunk's end are predicated off) or the block's shared
-    // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
-    // are the same for a whole warp, those around barriers for the whole block.
+    // SAFETY: the addresses below are inside a tensor of `params` or the block's shared memory as the file's head maps it; the branches
+    // are the same for a whole warp, and both sides meet at the same barriers.
     unsafe {
-        let tile = AttentionTile::load(attention.tiles, block_idx_x());
-        let work = Work { start: tile.start, len: tile.len, bias_row: tile.bias_row, head };
-
-        // --- Loads: stages, then each warp its own 16 rows of Q, K, V, zeros past the chunk's end.
-        let tid = thread_idx_x();
-        if tid == 0 {
-            for stage in 0..stages.count {
-                mbarrier_init(stages.full(stage), 1);
-                mbarrier_init(stages.empty(stage), multiplying_warps(steps));
+        let tile = AttentionTile::load(params.attention.tiles, block_idx_x());
+        let work = Work { start: tile.start, len: tile.len, bias_row: tile.bias_row, head: block_idx_y() };
+        let ring = Ring { stages, k_blocks: params.attention.num_heads * (HEAD_DIM / FUSED_STAGE_K) };
+        let warp = thread_idx_x() / 32;
+        if thread_idx_x() == 32 * producer_warp(steps) {
+            ring.start::<E>(multiplying_warps(steps), work);
+        }
+        if producer_warp(steps) < steps || warp < steps {
+            attend::<E, ROW_TILES, R>(params, work, &shared, ring);
+        } else {
+            for _ in 0..2 {
+                sync_threads();
             }
-            fence_mbarrier_init();
-            for stage in 0..stages.count.min(k_blocks) {
-                stages.fill_if::<E>(true, stage, stage, work);
+            ring.produce::<E>(work);
+            for _ in 0..4 {
+                sync_threads();
             }
         }
+    }
+}
+
+/// What the warps with rows do.
+///
+/// # Safety
+/// As [`attention_fused`]; all threads of the first `ROW_TILES` warps.
+#[inline(always)]
+unsafe fn attend<E: Entry, const ROW_TILES: usize, const R: usize>(
+    params: &AttentionFusedParams,
+    work: Work,
+    shared: &Shared,
+    ring: Ring,
+) {
+    let steps = ROW_TILES as u32;
+    let pitch = score_pitch_bytes(steps);
+    let attention = &params.attention;
+    // SAFETY: rows past the chunk's end are predicated off; warps touch their own rows only, or pass a barrier; all branches around
+    // collectives are the same for a whole warp, those around barriers for the whole block.
+    unsafe {
+        // --- Loads: each warp its own 16 rows of Q, K, V, zeros past the chunk's end.
+        let tid = thread_idx_x();
         let (warp, lane) = (tid >> 5, tid & 31);
         let rows = work.len.saturating_sub(16 * warp);
         let own = ROWS_16_BYTES * warp;
         let first_row = (work.start + 16 * warp) as usize;
-        let states = (head as usize * attention.total_seq_len as usize + first_row) * ROW_BYTES as usize;
+        let states = (work.head as usize * attention.total_seq_len as usize + first_row) * ROW_BYTES as usize;
         fetch_rows_bf16(shared.q + own, attention.query_states.wrapping_add(states), rows, lane);
         fetch_rows_bf16(shared.k + own, attention.key_states.wrapping_add(states), rows, lane);
         cp_async_commit();
-        let v = load_rows_bf16(attention.value_states.wrapping_add(states), rows, lane);
         zero_counters(params, tid, short_threads(steps));
 
         cp_async_wait::<0>();
-        let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(&shared);
+        let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(shared);
         let to_logits = logit_factor(attention.scale, q_exponent + k_exponent);
-        let probabilities = probabilities::<ROW_TILES>(&shared, work.len, to_logits);
+        let probabilities = probabilities::<ROW_TILES>(shared, work.len, to_logits);
 
-        // --- dA^T, in the registers of the multiplying warps.
+        // --- dA^T, in the registers of the multiplying warps. V arrives meanwhile.
         let (warp, lane) = warp_and_lane();
         let own = ROWS_16_BYTES * warp;
+        let rows = work.len.saturating_sub(16 * warp);
+        let v = load_rows_bf16(attention.value_states.wrapping_add(states), rows, lane);
         let mut d_attn = [0f32; R];
         let mut d_attn_field = 0;
         if warp < multiplying_warps(steps) {
-            grad_attention::<E, R>(&mut d_attn, stages, k_blocks, work);
+            ring.multiply(&mut d_attn);
             mask_tokens(&mut d_attn, work.len);
             d_attn_field = largest_field_f32(&d_attn.map(f32::to_bits));
+        } else if warp == producer_warp(steps) {
+            ring.produce::<E>(work);
         }
 
         // --- V, dA and P go where the stages were.
@@ -228,19 +353,24 @@ unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(para
         let d_attn_exponent = tile_exponent::<ROW_TILES>(shared.fields + 12 * steps);
         store_rows_f16(&v, v_exponent, shared.v + own, lane);
         if warp < multiplying_warps(steps) {
-            store_d_attn(&d_attn, pow2(d_attn_exponent), &shared);
+            store_d_attn(&d_attn, pow2(d_attn_exponent), shared);
         }
         store_scores(&probabilities.p, shared.p + 16 * pitch * warp, pitch, lane);
         sync_threads();
 
         let exponents = Exponents { q: q_exponent, k: k_exponent, v: v_exponent, d_attn: d_attn_exponent };
-        gradients::<ROW_TILES>(attention, work, &shared, &probabilities, exponents);
+        gradients::<ROW_TILES>(attention, work, shared, &probabilities, exponents);
     }
 }
 
 /// Warps that take part in wgmma: one warpgroup, or two of 64 tokens each.
 const fn multiplying_warps(row_tiles: u32) -> u32 {
     if row_tiles == 8 { 8 } else { 4 }
+}
+
+/// The warp that fills the ring.
+const fn producer_warp(row_tiles: u32) -> u32 {
+    multiplying_warps(row_tiles)
 }
 
 /// Zeroes this block's share of the counters, if it is of the first head.
@@ -255,51 +385,6 @@ unsafe fn zero_counters(params: &AttentionFusedParams, tid: u32, threads: u32) {
             // SAFETY: inside the range.
             unsafe { stg32_if(true, params.zero.wrapping_add(word as usize).cast(), 0) };
             word += grid_dim_x() * threads;
-        }
-    }
-}
-
-/// `acc = dA^T[64, tokens of this warpgroup]`: acc[4 j + e] is row 16 warp + g (e < 2) or 8 further, token 8 j + 2 t + e % 2.
-///
-/// # Safety
-/// All threads of the multiplying warps; stages up to the ring's size are under way.
-#[inline(always)]
-unsafe fn grad_attention<E: Entry, const R: usize>(acc: &mut [f32; R], stages: Stages, k_blocks: u32, work: Work) {
-    let (_, lane) = warp_and_lane();
-    let tid = thread_idx_x();
-    let first_token = tid / WARPGROUP * 64;
-    let (step_a, step_b) = (k16_step(true), k16_step(false));
-    let (mut stage, mut parity) = (0, 0);
-    let (mut previous, mut previous_parity) = (0, 0);
-    // SAFETY: a stage is full before it is read; it is filled again when the wgmma of all warps that read it have finished; the accumulators
-    // are pinned after the last wait.
-    unsafe {
-        for i in 0..k_blocks {
-            mbarrier_wait(stages.full(stage), parity);
-            let at = stages.first + stage * stages.bytes;
-            let a = descriptor(at);
-            let b = descriptor_64_byte_rows(at + WEIGHT_BYTES + first_token * 2 * FUSED_STAGE_K);
-            wgmma_fence();
-            multiply(acc, a, b, i);
-            multiply(acc, a + step_a, b + step_b, 1);
-            wgmma_commit();
-            // One group stays in flight; the stage before it can be filled again.
-            wgmma_wait::<1>();
-            mbarrier_arrive_if((lane == 0) & (i > 0), stages.empty(previous));
-            let block = i + stages.count - 1;
-            let refill = (tid == 0) & (i > 0) & (block < k_blocks);
-            mbarrier_wait_if(refill, stages.empty(previous), previous_parity);
-            stages.fill_if::<E>(refill, previous, block, work);
-            (previous, previous_parity) = (stage, parity);
-            stage += 1;
-            if stage == stages.count {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-        wgmma_wait::<0>();
-        for x in acc.iter_mut() {
-            pin(x);
         }
     }
 }
@@ -325,7 +410,7 @@ unsafe fn multiply<const R: usize>(acc: &mut [f32; R], a: u64, b: u64, accumulat
 /// First token of accumulator 0 of this thread.
 #[inline(always)]
 fn first_token() -> u32 {
-    let tid = crate::ptx::sync::tid_again();
+    let tid = tid_again();
     tid / WARPGROUP * 64 + 2 * (tid & 3)
 }
 
