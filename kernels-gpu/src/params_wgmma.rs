@@ -108,7 +108,7 @@ const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
 pub struct AttentionFusedParams {
     /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::attention::FUSED_STAGE_K` rows, 128-byte swizzle.
     pub out_weight: TensorMap,
-    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `FUSED_STAGE_K` columns by the kernel's rows, swizzled over their 64 bytes.
+    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `FUSED_STAGE_K` columns by the kernel's rows, 128-byte swizzle.
     pub grad_output: TensorMap,
     /// The rest; `d_attn` and `stats` are not used.
     pub attention: AttentionParams,

@@ -18,16 +18,6 @@ pub enum TensorMapDtype {
     Bf16 = 9,
 }
 
-impl TensorMapDtype {
-    /// Bytes of an element.
-    fn bytes(self) -> usize {
-        match self {
-            TensorMapDtype::F16 | TensorMapDtype::Bf16 => 2,
-            TensorMapDtype::F32 => 4,
-        }
-    }
-}
-
 /// A tensor of 1 to 4 dimensions and the box of it that one copy moves. Dimension 0 is the contiguous one.
 #[derive(Clone, Copy, Debug)]
 pub struct TiledTensor<'a> {
@@ -51,14 +41,13 @@ const MAX_RANK: usize = 4;
 pub(super) struct AlignedMap([u64; 16]);
 
 impl TiledTensor<'_> {
-    /// The tensor's map: boxes arrive in shared memory with the 128-byte swizzle, or the 64-byte swizzle if their rows have just 64 bytes;
-    /// elements outside the tensor arrive as zeros; L2 fetches 256 bytes at a time. `name` names the tensor in errors.
+    /// The tensor's map: boxes arrive in shared memory with the 128-byte swizzle, elements outside the tensor as zeros; L2 fetches 256
+    /// bytes at a time. `name` names the tensor in errors.
     ///
     /// # Errors
     /// [`GpuError::TensorMap`], [`GpuError::Driver`].
     pub fn encode(&self, gpu: &Gpu, name: &str) -> Result<TensorMap, GpuError> {
         const INTERLEAVE_NONE: u32 = 0;
-        const SWIZZLE_64B: u32 = 2;
         const SWIZZLE_128B: u32 = 3;
         const L2_PROMOTION_256B: u32 = 3;
         const FILL_ZEROS: u32 = 0;
@@ -67,8 +56,6 @@ impl TiledTensor<'_> {
         if !self.ranks_agree() {
             return Err(refused(driver::ERROR_INVALID_VALUE));
         }
-        let row_bytes = self.box_dims[0] as usize * self.dtype.bytes();
-        let swizzle = if row_bytes == 64 { SWIZZLE_64B } else { SWIZZLE_128B };
         // The driver asks for a current context, though it only encodes an address.
         let _current = gpu.make_current()?;
         let mut map = AlignedMap([0; 16]);
@@ -85,7 +72,7 @@ impl TiledTensor<'_> {
                 self.box_dims.as_ptr(),
                 [1u32; MAX_RANK].as_ptr(),
                 INTERLEAVE_NONE,
-                swizzle,
+                SWIZZLE_128B,
                 L2_PROMOTION_256B,
                 FILL_ZEROS,
             )

@@ -8,7 +8,7 @@
 //!           ring meanwhile: one of the ROW_TILES, or (4 and 8 row tiles) one that does nothing else.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
 //!             Q, K          2 x 128 R          as in `attention_short.rs`
-//!             stages        `stages` x (4096 + 64 R): out_weight `[32 k, 64]`, grad_output `[R, 32 k]`; when all have been multiplied,
+//!             stages        `stages` x (8192 + 128 R): out_weight `[64 k, 64]`, grad_output `[R, 64 k]`; when all have been multiplied,
 //!                           V, dA (2 x 128 R), P, dS (2 x PITCH R) and column sums (3 x 256 ROW_TILES) take their place
 //!             fields        16 ROW_TILES       as in `attention_short.rs`
 //!             factors       64 ROW_TILES       as in `attention_short.rs`
@@ -44,7 +44,7 @@ use crate::ptx::hopper::{
 use crate::ptx::matrix::stmatrix_x4_trans;
 use crate::ptx::memory::{lds64, stg32_if, sts32_if};
 use crate::ptx::sync::tid_again;
-use crate::tile::descriptor::{descriptor, descriptor_64_byte_rows, k16_step};
+use crate::tile::descriptor::{descriptor, k16_step};
 use crate::tile::fragment::{
     ROWS_16_BYTES, fetch_rows_bf16, largest_field_bf16, largest_field_f32, load_rows_bf16, pow2, store_rows_f16,
 };
@@ -153,9 +153,12 @@ impl Ring {
     /// Initialises the mbarriers and starts to fill every stage.
     ///
     /// # Safety
-    /// One thread; a barrier of the block comes before any other use of the ring.
+    /// One warp; a barrier of the block comes before any other use of the ring.
     #[inline(always)]
     unsafe fn start<E: Entry>(&self, multiplying_warps: u32, work: Work) {
+        if tid_again() % 32 != 0 {
+            return;
+        }
         // SAFETY: the mbarriers lie in shared memory, on 8-byte boundaries; each stage is filled once.
         unsafe {
             for stage in 0..self.stages.count {
@@ -211,7 +214,7 @@ impl Ring {
                 mbarrier_wait(self.stages.full(stage), parity);
                 let at = self.stages.first + stage * self.stages.bytes;
                 let a = descriptor(at);
-                let b = grad_output_descriptor(at + WEIGHT_BYTES + first_token * 2 * FUSED_STAGE_K);
+                let b = descriptor(at + WEIGHT_BYTES + first_token * 2 * FUSED_STAGE_K);
                 wgmma_fence();
                 multiply(acc, a, b, i);
                 for step in 1..FUSED_STAGE_K as u64 / 16 {
@@ -234,12 +237,6 @@ impl Ring {
             }
         }
     }
-}
-
-/// Descriptor of grad_output in a stage.
-#[inline(always)]
-const fn grad_output_descriptor(address: u32) -> u64 {
-    if FUSED_STAGE_K == 64 { descriptor(address) } else { descriptor_64_byte_rows(address) }
 }
 
 /// Where everything is, see the file's head.
@@ -279,12 +276,10 @@ unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(para
         let work = Work { start: tile.start, len: tile.len, bias_row: tile.bias_row, head: block_idx_y() };
         let ring = Ring { stages, k_blocks: params.attention.num_heads * (HEAD_DIM / FUSED_STAGE_K) };
         let warp = thread_idx_x() / 32;
-        if thread_idx_x() == 32 * producer_warp(steps) {
-            ring.start::<E>(multiplying_warps(steps), work);
-        }
         if producer_warp(steps) < steps || warp < steps {
             attend::<E, ROW_TILES, R>(params, work, &shared, ring);
         } else {
+            ring.start::<E>(multiplying_warps(steps), work);
             for _ in 0..2 {
                 sync_threads();
             }
@@ -323,6 +318,9 @@ unsafe fn attend<E: Entry, const ROW_TILES: usize, const R: usize>(
         fetch_rows_bf16(shared.q + own, attention.query_states.wrapping_add(states), rows, lane);
         fetch_rows_bf16(shared.k + own, attention.key_states.wrapping_add(states), rows, lane);
         cp_async_commit();
+        if warp == producer_warp(steps) {
+            ring.start::<E>(multiplying_warps(steps), work);
+        }
         zero_counters(params, tid, short_threads(steps));
 
         cp_async_wait::<0>();

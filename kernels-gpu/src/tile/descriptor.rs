@@ -20,14 +20,6 @@ pub const fn descriptor(address: u32) -> u64 {
     FIXED | ((address & 0x3ffff) >> 4) as u64
 }
 
-/// Descriptor of a K-major operand block that is 32 deep in K: 64-byte rows with the 64-byte swizzle (mode 2 in bits 62..64), eight of them
-/// 512 bytes. The block starts on a 512-byte boundary. 16 further k are [`k16_step`]`(false)`.
-#[inline(always)]
-pub const fn descriptor_64_byte_rows(address: u32) -> u64 {
-    const FIXED: u64 = (2 << 62) | ((512 >> 4) << 32);
-    FIXED | ((address & 0x3ffff) >> 4) as u64
-}
-
 /// What to add to a descriptor for 16 further k: 32 bytes of a row (K-major), 16 rows (MN-major).
 #[inline(always)]
 pub const fn k16_step(mn_major: bool) -> u64 {
@@ -76,24 +68,6 @@ mod tests {
                             let written = written_address(base, mn_major, mn, 16 * step as u32 + k);
                             assert_eq!(read_address(d, mn_major, mn, k), written, "{mn_major} {mn} {k} step {step}");
                         }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn both_k16_steps_of_64_byte_rows_read_what_tma_wrote() {
-        for base in [0, 4096, 53_248] {
-            for step in 0..2 {
-                let (start, _, stride, swizzle) = unpack(descriptor_64_byte_rows(base) + step * k16_step(false));
-                assert_eq!((stride, swizzle), (512, 2));
-                for row in 0..128 {
-                    for k in 0..16 {
-                        // mode 2 XORs address bits 4..6 by bits 7..9, for TMA and for wgmma
-                        let swizzled = |linear: u32| linear ^ (linear >> 7 & 3) << 4;
-                        let read = swizzled(start + row / 8 * stride + row % 8 * 64 + 2 * k);
-                        assert_eq!(read, base + swizzled(row * 64 + 2 * (16 * step as u32 + k)));
                     }
                 }
             }
