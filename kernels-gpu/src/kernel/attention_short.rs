@@ -140,6 +140,7 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         }
 
         // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
+        let (warp, lane) = warp_and_lane();
         let rows = len.saturating_sub(16 * warp);
         let own = ROWS_16_BYTES * warp;
         let first_row = (start + 16 * warp) as usize;
