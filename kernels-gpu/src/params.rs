@@ -51,6 +51,9 @@ pub struct Product {
     pub row_exponents: *const i32,
     /// Null, or one exponent for all of C, added to the row's. The sum is clamped to -252..=252.
     pub exponent: *const i32,
+    /// Null, or where the device says how much of `k` is summed: `min(k, *k_limit)` of each segment (a negative limit is none). A and B may
+    /// hold anything past it.
+    pub k_limit: *const i32,
     /// `splits > 1`: fp32 `[splits, m, n]`, the unscaled sums of each K range; C is then written by `gemm_reduce`.
     pub partials: *mut f32,
     /// Rows of C.
@@ -79,7 +82,7 @@ pub struct Product {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Product>() == 128);
+const _: () = assert!(size_of::<Product>() == 136);
 
 impl Product {
     /// A product that no block works on: what unused entries of [`GemmParams`] hold.
@@ -89,6 +92,7 @@ impl Product {
         c: core::ptr::null_mut(),
         row_exponents: core::ptr::null(),
         exponent: core::ptr::null(),
+        k_limit: core::ptr::null(),
         partials: core::ptr::null_mut(),
         m: 0,
         n: 0,
@@ -116,7 +120,7 @@ pub struct GemmParams {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<GemmParams>() == 648);
+const _: () = assert!(size_of::<GemmParams>() == 688);
 
 /// Parameters of the `attention_*` kernels (operation A, per chunk and head).
 ///
@@ -173,7 +177,8 @@ pub struct AttentionParams {
 }
 const _: () = assert!(size_of::<AttentionParams>() == 136);
 
-/// Parameters of `column_sums_bf16`: `partials[r, c] = sum of x[r * rows_per_block .., c]` over `rows_per_block` rows.
+/// Parameters of `column_sums_bf16`: `partials[r, c] = sum of x[r * rows_per_block .., c]` over `rows_per_block` rows, without those from
+/// `*row_limit` on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnSumsParams {
@@ -181,6 +186,8 @@ pub struct ColumnSumsParams {
     pub x: *const u16,
     /// fp32 `[ceil(rows / rows_per_block), columns]`.
     pub partials: *mut f32,
+    /// Null, or where the device says how many rows are summed (a negative limit is none).
+    pub row_limit: *const i32,
     /// Rows of `x`.
     pub rows: u32,
     /// Columns of `x`, a multiple of 8.
@@ -190,7 +197,7 @@ pub struct ColumnSumsParams {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<ColumnSumsParams>() == 32);
+const _: () = assert!(size_of::<ColumnSumsParams>() == 40);
 
 /// One output of `sum_partials`: `out[c] = bf16(sum over r of partials[r, c])`, rows in order.
 #[repr(C)]
