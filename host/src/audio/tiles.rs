@@ -34,15 +34,16 @@ impl AttentionTiles {
     ) -> AttentionTiles {
         let lens = lens.filter(|&len| len > 0);
         let blocks = Blocks { num_heads, num_sms: target.num_sms, max_chunk_len: capacity.max_chunk_len };
-        let fits = |row_tiles: &u32| config::short_shared_bytes(*row_tiles) as usize <= target.max_shared_bytes;
-        let (short_row_tiles, _) = config::SHORT_ROW_TILES
+        let cheapest = config::SHORT_ROW_TILES
             .into_iter()
-            .filter(fits)
-            .map(Some)
-            .chain([None])
+            .filter(|&row_tiles| config::short_shared_bytes(row_tiles) as usize <= target.max_shared_bytes)
             .map(|row_tiles| (row_tiles, blocks.cost_us(row_tiles, lens.clone())))
-            .min_by(|a, b| a.1.total_cmp(&b.1))
-            .unwrap_or_default();
+            .min_by(|a, b| a.1.total_cmp(&b.1));
+        // Where all chunks are long, a short kernel would only cost its launch.
+        let holds_some = |&row_tiles: &u32| {
+            lens.clone().next().is_none() || lens.clone().any(|len| len <= config::short_rows(row_tiles) as usize)
+        };
+        let short_row_tiles = cheapest.map(|(row_tiles, _)| row_tiles).filter(holds_some);
         let short_rows = short_row_tiles.map_or(0, config::short_rows);
         let mut tiles = AttentionTiles { capacity, total_seq_len, short_row_tiles, long_slots: None };
         if short_row_tiles.is_none() || capacity.max_chunk_len.min(total_seq_len) > short_rows as usize {
@@ -121,17 +122,16 @@ struct Blocks {
 impl Blocks {
     /// What an SM needs for the blocks that it holds at a time, whatever the size of the short kernel (10 to 14 us measured on an H200).
     const SHORT_WAVE_US: f64 = 12.0;
-    /// What a short kernel takes that has no chunk: any kernel of a graph (3.8 us measured on an H200).
-    const SHORT_LAUNCH_US: f64 = 3.8;
     /// What an SM needs for one query tile and one key tile in both long kernels (4 us measured on an H200 before prefetching).
     const LONG_PAIR_US: f64 = 3.0;
     /// What both long kernels take however little they do. One chunk of 128: 18.9 us on an H200, with 3.8 that any one kernel takes and 1.8 for its
     /// four pairs.
     const LONG_LAUNCHES_US: f64 = 13.3;
 
-    /// Rough time of chunks of these lengths if the short kernel has `row_tiles` tiles, or does not run.
-    fn cost_us(&self, row_tiles: Option<u32>, lens: impl Iterator<Item = usize>) -> f64 {
-        let short_rows = row_tiles.map_or(0, config::short_rows) as usize;
+    /// Rough time of chunks of these lengths if the short kernel has `row_tiles` tiles.
+    fn cost_us(&self, row_tiles: u32, lens: impl Iterator<Item = usize>) -> f64 {
+        let blocks_per_sm = config::short_blocks_per_sm(row_tiles, config::SM90_SHARED_BYTES);
+        let short_rows = config::short_rows(row_tiles) as usize;
         let (mut short, mut long_pairs) = (0usize, 0f64);
         for len in lens {
             if len <= short_rows {
@@ -141,14 +141,10 @@ impl Blocks {
             }
         }
         let entries_per_sm = self.num_heads as f64 / self.num_sms.max(1) as f64;
-        let short_us = row_tiles.map_or(0.0, |row_tiles| {
-            let blocks_per_sm = config::short_blocks_per_sm(row_tiles, config::SM90_SHARED_BYTES);
-            let waves = short as f64 * entries_per_sm / f64::from(blocks_per_sm);
-            if short == 0 { Self::SHORT_LAUNCH_US } else { Self::SHORT_WAVE_US * waves.max(1.0) }
-        });
+        let waves = short as f64 * entries_per_sm / f64::from(blocks_per_sm);
+        let short_us = if short == 0 { 0.0 } else { Self::SHORT_WAVE_US * waves.max(1.0) };
         let long_us = Self::LONG_PAIR_US * long_pairs * entries_per_sm;
-        let long_run = row_tiles.is_none() || self.max_chunk_len > short_rows;
-        short_us + if long_run { Self::LONG_LAUNCHES_US + long_us } else { 0.0 }
+        short_us + if self.max_chunk_len > short_rows { Self::LONG_LAUNCHES_US + long_us } else { 0.0 }
     }
 }
 
