@@ -51,8 +51,8 @@ pub struct Product {
     pub row_exponents: *const i32,
     /// Null, or one exponent for all of C, added to the row's. The sum is clamped to -252..=252.
     pub exponent: *const i32,
-    /// Null, or where the device says how much of `k` is summed: `min(k, *k_limit)` of each segment (a negative limit is none). A and B may
-    /// hold anything past it.
+    /// Null, or, if A is MN-major, where the device says how much of `k` is summed: `min(k, *k_limit)` of each segment (a negative limit is
+    /// none). A and B may hold anything past it.
     pub k_limit: *const i32,
     /// `splits > 1`: fp32 `[splits, m, n]`, the unscaled sums of each K range; C is then written by `gemm_reduce`.
     pub partials: *mut f32,
