@@ -6,8 +6,8 @@ use attn_backward::{CuSeqlens, Target, audio, random};
 use attn_backward_kernels::config::attention as config;
 use attn_backward_tests::assertions::{LIKE_AUDIO_SUITE, assert_matches, bits};
 use attn_backward_tests::simulated::audio::{
-    Attention, AttentionInputs, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward,
-    blocks_of_chunks, launch_column_sums, launch_sum_partials, tiles_for,
+    Attention, AttentionInputs, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward, blocks_of_chunks,
+    launch_column_sums, launch_sum_partials, tiles_for,
 };
 use attn_backward_tests::simulated::{Simulator, columns};
 use attn_backward_tests::strategies::{self, cu_seqlens_of};
@@ -321,8 +321,7 @@ fn column_sums_are_exact_where_fp32_is() {
             |(row, column)| if rows == 4096 { 1.0 } else { integer(row, column) },
         );
         let at = gpu.upload(&x.mapv(bf16::from_f32));
-        let partials_bytes =
-            4 * rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize) * column_count;
+        let partials_bytes = 4 * rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize) * column_count;
         let partials = gpu.output(partials_bytes);
         let partial_rows = launch_column_sums(&mut gpu, at, (rows as u32, column_count as u32), 0, partials);
         // Beside it: other partial sums, whose rows are farther apart, and a sum of no rows.
@@ -338,14 +337,15 @@ fn column_sums_are_exact_where_fp32_is() {
         launch_sum_partials(&mut gpu, sums);
         let rounded = |x: Array2<f32>| x.sum_axis(Axis(0)).mapv(bf16::from_f32);
         // Rows past a limit of the device may hold anything.
-        for limit in [0, rows / 3, rows, rows + 1, usize::MAX].map(|limit| limit.min(i32::MAX as usize + 1) as u32 as i32) {
+        for limit in
+            [0, rows / 3, rows, rows + 1, usize::MAX].map(|limit| limit.min(i32::MAX as usize + 1) as u32 as i32)
+        {
             let counted = (limit as u32 as usize).min(rows);
             let mut limited = x.mapv(bf16::from_f32);
             limited.slice_mut(s![counted.., ..]).fill(bf16::NAN);
             let (at, limit) = (gpu.upload(&limited), gpu.upload(&ndarray::arr1(&[limit])));
             let (partials, out) = (gpu.output(partials_bytes), gpu.output(2 * column_count));
-            let partial_rows =
-                launch_column_sums(&mut gpu, at, (rows as u32, column_count as u32), limit, partials);
+            let partial_rows = launch_column_sums(&mut gpu, at, (rows as u32, column_count as u32), limit, partials);
             let sum = (partials, out, partial_rows, column_count as u32, column_count as u32);
             let nothing = (0, 0, 0, 0, 0);
             launch_sum_partials(&mut gpu, [sum, nothing, nothing, nothing]);

@@ -27,7 +27,10 @@ impl Capacity {
         match chunks.chunks().enumerate().find(|(_, rows)| rows.len() > max_chunk_len) {
             None => Ok(()),
             Some((chunk, rows)) => {
-                let rule = format!("the plan takes chunks of at most {max_chunk_len} rows, and the offset before is {}", rows.start);
+                let rule = format!(
+                    "the plan takes chunks of at most {max_chunk_len} rows, and the offset before is {}",
+                    rows.start
+                );
                 Err(Error::CuSeqlens { index: chunk + 1, value: rows.end as i64, rule })
             }
         }
@@ -45,7 +48,13 @@ mod tests {
         let error = |offsets: &[i32]| capacity.check(offsets, 9).unwrap_err().to_string();
         assert_eq!(error(&[0, 5, 9]), "cu_seqlens: expected shape [4], found [3]");
         assert_eq!(error(&[0, 5, 4, 9]), "cu_seqlens[2] = 4: offsets do not decrease, and the one before is 5");
-        assert_eq!(error(&[0, 3, 9, 9]), "cu_seqlens[2] = 9: the plan takes chunks of at most 5 rows, and the offset before is 3");
-        assert_eq!(Capacity::of(&CuSeqlens::new(&[0, 0, 7, 9], 12).unwrap()), Capacity { num_chunks: 3, max_chunk_len: 7 });
+        assert_eq!(
+            error(&[0, 3, 9, 9]),
+            "cu_seqlens[2] = 9: the plan takes chunks of at most 5 rows, and the offset before is 3"
+        );
+        assert_eq!(
+            Capacity::of(&CuSeqlens::new(&[0, 0, 7, 9], 12).unwrap()),
+            Capacity { num_chunks: 3, max_chunk_len: 7 }
+        );
     }
 }

@@ -2,8 +2,8 @@
 use half::bf16;
 
 use super::{Gradients, HEAD_DIM, Inputs, Shape};
-use crate::Error;
 use crate::CuSeqlens;
+use crate::Error;
 use crate::device_tensors::device_tensors;
 use crate::gpu::Stream;
 

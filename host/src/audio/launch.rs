@@ -13,8 +13,8 @@ use super::bias_sums::BiasSums;
 use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
-use crate::gemm::{GroupedGemm, ProductTensors};
 use crate::device_tensors;
+use crate::gemm::{GroupedGemm, ProductTensors};
 use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorView, TensorViewMut};
 use crate::workspace::Workspace;
 
@@ -160,9 +160,8 @@ impl Backward {
             b_boundary,
             ..product([a, 0, 0], lda, [b, 0, 0], c)
         };
-        let of_hidden = |i: usize, c| {
-            wgrad(dqkv[i], 3 * d_model, inputs.hidden_states.address(), c, [0, hidden_boundary])
-        };
+        let of_hidden =
+            |i: usize, c| wgrad(dqkv[i], 3 * d_model, inputs.hidden_states.address(), c, [0, hidden_boundary]);
         let (grad_output, o) = (inputs.grad_output.address(), workspace.at(regions.o));
         [
             product(dqkv, 3 * d_model, weights, &gradients.grad_hidden_states),

@@ -24,10 +24,10 @@ use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
     tile_exponent,
 };
+use super::chunks::{LongTile, bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::config::attention::{
     HEAD_DIM, LONG_BLOCKS_PER_SM, LONG_COMMON_BYTES, LONG_THREADS, LONG_TILE_BYTES, LONG_TILE_ROWS,
 };
-use super::chunks::{LongTile, bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::params::AttentionParams;
 use crate::ptx::convert::{ex2, fma, rcp};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};

@@ -213,8 +213,7 @@ mod tests {
             for slots in [TileSlots::ANY, TileSlots::LONG] {
                 let mut found: Vec<_> = tiles(&offsets, total, slots, 1).into_iter().flatten().collect();
                 for (c, first) in &found {
-                    let rows =
-                        chunk_rows(*c, offsets[*c as usize], offsets[*c as usize + 1], total, total);
+                    let rows = chunk_rows(*c, offsets[*c as usize], offsets[*c as usize + 1], total, total);
                     assert!(*c < num_chunks && *first < rows.len && rows.start + rows.len <= total);
                 }
                 let count = found.len();
