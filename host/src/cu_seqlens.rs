@@ -47,6 +47,23 @@ impl CuSeqlens {
         &self.offsets
     }
 
+    /// The offsets, followed by empty chunks up to `num_chunks`: what a plan for more chunks takes, `[num_chunks + 1]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are more chunks than `num_chunks`.
+    pub fn padded_offsets(&self, num_chunks: usize) -> Result<Vec<i32>, Error> {
+        if self.num_chunks() > num_chunks {
+            return Err(Error::Shape {
+                tensor: "cu_seqlens".into(),
+                expected: vec![num_chunks + 1],
+                found: vec![self.offsets.len()],
+            });
+        }
+        let mut offsets = self.offsets.clone();
+        offsets.resize(num_chunks + 1, self.offsets[self.offsets.len() - 1]);
+        Ok(offsets)
+    }
+
     /// Rows of the packed tensors, padding included.
     pub fn total_seq_len(&self) -> usize {
         self.total_seq_len
@@ -62,9 +79,14 @@ impl CuSeqlens {
         self.offsets.windows(2).map(|w| w[0] as usize..w[1] as usize)
     }
 
+    /// Rows of each chunk, in order.
+    pub fn chunk_lens(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.offsets.windows(2).map(|w| (w[1] - w[0]) as usize)
+    }
+
     /// Length of the longest chunk, 0 if there is none.
     pub fn max_chunk_len(&self) -> usize {
-        self.chunks().map(|c| c.len()).max().unwrap_or(0)
+        self.chunk_lens().max().unwrap_or(0)
     }
 
     /// The rows after the last chunk.
@@ -121,6 +143,14 @@ mod tests {
         assert_eq!(error(&[0, 5, 12], 9), "cu_seqlens[2] = 12: offsets do not exceed total_seq_len = 9");
         assert_eq!(error(&[0, -1], 9), "cu_seqlens[1] = -1: offsets are not negative");
         assert!(error(&[], 9).starts_with("cu_seqlens is empty"));
+    }
+
+    #[test]
+    fn fewer_chunks_than_planned_are_followed_by_empty_ones() {
+        let cu = CuSeqlens::new(&[0, 3, 7], 9).unwrap();
+        assert_eq!(cu.padded_offsets(2).unwrap(), [0, 3, 7]);
+        assert_eq!(cu.padded_offsets(5).unwrap(), [0, 3, 7, 7, 7, 7]);
+        assert_eq!(cu.padded_offsets(1).unwrap_err().to_string(), "cu_seqlens: expected shape [2], found [3]");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::params::{AttentionParams, MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
-pub const MAX_TENSOR_MAPS: usize = 28;
+pub const MAX_TENSOR_MAPS: usize = 25;
 
 /// A `CUtensorMap`: 128 bytes that the driver encodes.
 ///
@@ -25,12 +25,18 @@ pub struct WgmmaProduct {
     pub row_exponents: *const i32,
     /// Null, or one exponent for all of C, added to the row's. fp16 operands only.
     pub exponent: *const i32,
+    /// Null, or what to multiply for A in the k-block that `WgmmaParams::k_limit` cuts: its 64 rows of k with zeros past the limit,
+    /// `[m / 64, 64 of k, 64 of m]`, each 64 x 64 tile as `layout::swizzle_128b` has it and on a 16-byte boundary. If `m / 64` is odd, one more
+    /// tile is readable. Null where A holds zeros past the limit, or is K-major.
+    pub a_boundary: *const u8,
+    /// The same of B, `[n / 64, 64 of k, 64 of n]`.
+    pub b_boundary: *const u8,
     /// Row pitch of C in bytes.
     pub c_pitch_bytes: u32,
     /// Rows of C.
     pub rows: u32,
 }
-const _: () = assert!(size_of::<WgmmaProduct>() == 32);
+const _: () = assert!(size_of::<WgmmaProduct>() == 48);
 
 /// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
 #[repr(C)]
@@ -40,7 +46,7 @@ pub struct ColumnSum {
     pub x: *const u16,
     /// bf16 `[columns]`, on a 16-byte boundary.
     pub out: *mut u16,
-    /// Rows; 0 gives zeros.
+    /// Rows; 0 gives zeros. Those from `*WgmmaParams::k_limit` on are not summed.
     pub rows: u32,
     /// Columns, a multiple of 8; 0: nothing to do.
     pub columns: u32,
@@ -95,28 +101,39 @@ pub struct WgmmaParams {
     pub items_per_block: u32,
     /// Maps in use.
     pub num_maps: u32,
+    /// Null, or where the device says how much of k is summed in products with MN-major A, whose k is `k_rows`: the number of tokens, in
+    /// operation A's weight gradients. Operands may hold anything past it in whole k-blocks, and in the k-block that it cuts if they
+    /// have a `boundary`. A value that is negative or at least `k_rows` is no limit. Not for promoted operands.
+    pub k_limit: *const i32,
+    /// See `k_limit`.
+    pub k_rows: u32,
+    /// Zero.
+    pub reserved: u32,
     /// What else the launch does.
     pub rider: Rider,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams>() == 3632 && size_of::<WgmmaParams>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
 
-/// Parameters of the `attention_fused_*` kernels.
+/// Parameters of `audio_backward`.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionFusedParams {
-    /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::attention::FUSED_STAGE_K` rows, 128-byte swizzle.
+pub struct AudioBackwardParams {
+    /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::audio_backward::STAGE_K` rows.
     pub out_weight: TensorMap,
-    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `FUSED_STAGE_K` columns by the kernel's rows, 128-byte swizzle.
+    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `STAGE_K` columns by as many rows as the team has.
     pub grad_output: TensorMap,
-    /// The rest; `d_attn` and `stats` are not used.
+    /// The products of what the teams leave.
+    pub gemm: WgmmaParams,
+    /// What the teams work on; `d_attn` and `stats` are not used.
     pub attention: AttentionParams,
-    /// u32 `[zero_words]`, set to 0: counters of a later launch.
-    pub zero: *mut u32,
-    /// See `zero`.
-    pub zero_words: u32,
-    /// Stages of the ring, 2..=`FUSED_MAX_STAGES`; the launch's shared memory has room for them.
-    pub stages: u32,
+    /// u32 `[2]`: blocks whose teams are done, and waits that have ended. Zero when the launch begins and when it ends.
+    pub done: *mut u32,
+    /// Words of `gemm.counters`, which the launch zeroes itself.
+    pub num_counters: u32,
+    /// Rows of a team in 16-row tiles, one of `SHORT_ROW_TILES`.
+    pub row_tiles: u32,
 }
-const _: () = assert!(size_of::<AttentionFusedParams>() == 368);
+const _: () = assert!(size_of::<AudioBackwardParams>() == 4048 && size_of::<AudioBackwardParams>() <= 4096);
+const _: () = assert!(core::mem::offset_of!(AudioBackwardParams, gemm).is_multiple_of(64));

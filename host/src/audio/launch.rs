@@ -1,50 +1,34 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM,
-//! bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
+//! **Order.** Memset (counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM, bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
 //! sums columns and biases.
-use std::sync::Arc;
-
+//!
+//! **Chunks.** The kernels read `cu_seqlens` on the device; nothing here depends on what it holds. Rows past the last chunk: grad_attention is
+//! whatever it is there, the attention kernels write zeros to O, dQ, dK and dV, and sums over tokens end where the device says.
 use attn_backward_kernels::config::attention as config;
-use attn_backward_kernels::params::{AttentionParams, AttentionTile};
+use attn_backward_kernels::params::AttentionParams;
+use attn_backward_kernels::schedule::chunks::TileSlots;
 
 use super::bias_sums::BiasSums;
-use super::fused::FusedAttention;
-use super::tiles::LONG_KERNELS;
+use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
-use crate::gemm::{GroupedGemm, PreparedGemm, ProductTensors};
-use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
+use crate::device_tensors;
+use crate::gemm::{GroupedGemm, ProductTensors};
+use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorView, TensorViewMut};
 use crate::workspace::Workspace;
 
-/// Operation A, ready to run on one GPU for one shape and one cut into chunks. Runs on several streams and threads may overlap, each with
+/// Operation A, ready to run on one GPU for one shape and any chunks inside of the plan's capacity. Runs on several streams and threads may overlap, each with
 /// a workspace of its own.
 #[derive(Debug)]
 pub struct Backward {
     gpu: Gpu,
     plan: Plan,
-    attention: Attention,
+    d_attn_gemm: GroupedGemm,
     gradients_gemm: GroupedGemm,
+    attention: Vec<(Kernel, LaunchConfig)>,
     /// `None`: the gradients GEMM's rider sums.
     bias_sums: Option<BiasSums>,
-}
-
-/// The way to O, dQ, dK and dV.
-#[derive(Debug)]
-enum Attention {
-    /// One kernel, which multiplies grad_attention itself.
-    Fused(FusedAttention),
-    /// The product grad_attention, then kernels that read it.
-    Separate { d_attn_gemm: GroupedGemm, launches: Vec<AttentionLaunch> },
-}
-
-/// One launch of an attention kernel: a block per tile and head.
-#[derive(Debug)]
-struct AttentionLaunch {
-    kernel: Kernel,
-    config: LaunchConfig,
-    /// The table of its tiles; one serves both long kernels.
-    tiles: Arc<Buffer<AttentionTile>>,
 }
 
 impl Backward {
@@ -54,18 +38,11 @@ impl Backward {
     /// [`Error::Gpu`].
     pub fn new(gpu: &Gpu, plan: Plan) -> Result<Backward, Error> {
         let module = plan.target().module;
-        let attention = match (plan.fused, &plan.d_attn_gemm) {
-            (Some(fused), _) => Attention::Fused(FusedAttention::new(gpu, &plan, fused)?),
-            (None, Some(d_attn_gemm)) => Attention::Separate {
-                d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
-                launches: attention_launches(gpu, &plan)?,
-            },
-            (None, None) => unreachable!("a plan has one or the other"),
-        };
         Ok(Backward {
             gpu: gpu.clone(),
-            attention,
+            d_attn_gemm: GroupedGemm::new(gpu, module, &plan.d_attn_gemm)?,
             gradients_gemm: GroupedGemm::new(gpu, module, &plan.gradients_gemm)?,
+            attention: attention_launches(gpu, &plan)?,
             bias_sums: if plan.biases_ride() { None } else { Some(BiasSums::new(gpu, &plan)?) },
             plan,
         })
@@ -78,6 +55,10 @@ impl Backward {
 
     /// Enqueues the operation on `stream`: no allocation, no waiting, may be captured into a CUDA graph. Every element of `gradients`
     /// is overwritten. `inputs`, `gradients` and `workspace` must outlive the work enqueued.
+    ///
+    /// The kernels read `inputs.cu_seqlens` when they run, so that its content may change between launches of a graph, inside of the plan's
+    /// [`Capacity`](super::Capacity). Offsets that break a rule never make a kernel read or write out of bounds: grad_q_bias is then NaN
+    /// throughout and the other gradients are unspecified. [`Backward::check_cu_seqlens`] says what is wrong.
     ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Shape`], [`Error::Layout`], a wrong device or too small a workspace, before anything is launched;
@@ -92,18 +73,29 @@ impl Backward {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
         inputs.check(&self.gpu, shape)?;
         gradients.check(&self.gpu, shape)?;
+        let offsets = [self.plan.capacity().num_chunks + 1];
+        device_tensors::check::<i32>(&self.gpu, "cu_seqlens", &inputs.cu_seqlens, &offsets)?;
         workspace.check(&self.gpu, self.plan.workspace())?;
+        let d_attn = self.d_attn_product(inputs, workspace);
+        let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
         let products = self.gradient_products(inputs, gradients, workspace);
         let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
+        d_attn.take_rider(riders::zero_counters(products.counters()));
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
 
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work, and each launch
         // reads what those before it on the stream wrote.
         unsafe {
-            self.launch_attention(stream, inputs, workspace, &products)?;
-            self.zero_padding(stream, gradients)?;
+            if !self.plan.d_attn_gemm.is_hopper() {
+                products.zero_counters(stream)?;
+            }
+            self.d_attn_gemm.launch(stream, &d_attn)?;
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
+            }
+            let params = self.attention_params(inputs, workspace);
+            for (kernel, config) in &self.attention {
+                kernel.launch(stream, config, &params)?;
             }
             self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
@@ -113,42 +105,18 @@ impl Backward {
         Ok(())
     }
 
-    /// O, dQ, dK, dV and their column sums; the counters of `products` are zero afterwards.
+    /// Waits for the work that is in `stream`, and checks the content of `cu_seqlens` then: optional, for those who do not trust it. Costs a copy
+    /// to the host.
     ///
-    /// # Safety
-    /// The tensors and the workspace were checked.
-    unsafe fn launch_attention(
-        &self,
-        stream: &Stream,
-        inputs: &DeviceInputs<'_>,
-        workspace: &Workspace,
-        products: &PreparedGemm,
-    ) -> Result<(), Error> {
-        let params = self.attention_params(inputs, workspace);
-        match &self.attention {
-            Attention::Fused(fused) => {
-                let params = fused.prepare(inputs, params, products.counters())?;
-                // SAFETY: the caller's.
-                unsafe { fused.launch(stream, &params) }
-            }
-            Attention::Separate { d_attn_gemm, launches } => {
-                let product = self.d_attn_product(inputs, workspace);
-                let mut d_attn = d_attn_gemm.prepare(&[product], workspace.at(self.plan.regions.d_attn_gemm))?;
-                d_attn.take_rider(riders::zero_counters(products.counters()));
-                // SAFETY: the caller's.
-                unsafe {
-                    if matches!(d_attn, PreparedGemm::Portable(_)) {
-                        products.zero_counters(stream)?;
-                    }
-                    d_attn_gemm.launch(stream, &d_attn)?;
-                    for launch in launches {
-                        let params = AttentionParams { tiles: launch.tiles.address() as *const AttentionTile, ..params };
-                        launch.kernel.launch(stream, &launch.config, &params)?;
-                    }
-                }
-                Ok(())
-            }
-        }
+    /// # Errors
+    /// As [`Capacity::check`](super::Capacity::check), naming the first offset that is wrong; as [`Backward::run`] for the tensor itself.
+    pub fn check_cu_seqlens(&self, stream: &Stream, cu_seqlens: &TensorView<'_>) -> Result<(), Error> {
+        let capacity = self.plan.capacity();
+        device_tensors::check::<i32>(&self.gpu, "cu_seqlens", cu_seqlens, &[capacity.num_chunks + 1])?;
+        let mut offsets = vec![0i32; capacity.num_chunks + 1];
+        // SAFETY: the view is of as many offsets, and whoever made it answers for the memory.
+        unsafe { stream.copy_to_host(cu_seqlens.address(), &mut offsets)? };
+        capacity.check(&offsets, self.plan.shape().total_seq_len)
     }
 
     fn d_attn_product(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> ProductTensors {
@@ -185,78 +153,78 @@ impl Backward {
             ldc: d_model,
             ..Default::default()
         };
-        let hidden = [inputs.hidden_states.address(), 0, 0];
+        let [grad_output_boundary, hidden_boundary] = self.boundaries(workspace);
+        let wgrad = |a, lda, b, c, [a_boundary, b_boundary]: [u64; 2]| ProductTensors {
+            k_limit: self.plan.token_count(inputs),
+            a_boundary,
+            b_boundary,
+            ..product([a, 0, 0], lda, [b, 0, 0], c)
+        };
+        let of_hidden =
+            |i: usize, c| wgrad(dqkv[i], 3 * d_model, inputs.hidden_states.address(), c, [0, hidden_boundary]);
+        let (grad_output, o) = (inputs.grad_output.address(), workspace.at(regions.o));
         [
             product(dqkv, 3 * d_model, weights, &gradients.grad_hidden_states),
-            product([dqkv[0], 0, 0], 3 * d_model, hidden, &gradients.grad_q_weight),
-            product([dqkv[1], 0, 0], 3 * d_model, hidden, &gradients.grad_k_weight),
-            product([dqkv[2], 0, 0], 3 * d_model, hidden, &gradients.grad_v_weight),
-            product(
-                [inputs.grad_output.address(), 0, 0],
-                d_model,
-                [workspace.at(regions.o), 0, 0],
-                &gradients.grad_out_weight,
-            ),
+            of_hidden(0, &gradients.grad_q_weight),
+            of_hidden(1, &gradients.grad_k_weight),
+            of_hidden(2, &gradients.grad_v_weight),
+            wgrad(grad_output, d_model, o, &gradients.grad_out_weight, [grad_output_boundary, 0]),
         ]
     }
 
-    /// Parameters of the attention kernels, but for the table of tiles.
+    /// Where the attention kernels leave grad_output's and hidden_states' rows around the last token; 0 if the gradients GEMM needs none.
+    fn boundaries(&self, workspace: &Workspace) -> [u64; 2] {
+        let region = self.plan.regions.boundary;
+        let first = workspace.at(region);
+        if region.bytes == 0 { [0, 0] } else { [first, first + region.bytes / 2] }
+    }
+
     fn attention_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> AttentionParams {
-        let (shape, regions) = (self.plan.shape(), &self.plan.regions);
+        let (shape, tiles, regions) = (self.plan.shape(), &self.plan.tiles, &self.plan.regions);
+        let capacity = self.plan.capacity();
         AttentionParams {
             query_states: inputs.query_states.address() as *const u8,
             key_states: inputs.key_states.address() as *const u8,
             value_states: inputs.value_states.address() as *const u8,
             d_attn: workspace.at(regions.d_attn) as *const u8,
-            tiles: std::ptr::null(),
+            cu_seqlens: inputs.cu_seqlens.address() as *const i32,
             o: workspace.at(regions.o) as *mut u8,
             dqkv: workspace.at(regions.dqkv) as *mut u8,
             bias_partials: workspace.at(regions.bias_partials) as *mut f32,
             stats: workspace.at(regions.stats) as *mut f32,
+            grad_output: inputs.grad_output.address() as *const u8,
+            hidden_states: inputs.hidden_states.address() as *const u8,
+            boundary: self.boundaries(workspace)[0] as *mut u8,
             total_seq_len: shape.total_seq_len as u32,
             num_heads: shape.num_heads as u32,
+            num_chunks: capacity.num_chunks as u32,
             scale: shape.scale,
+            max_chunk_len: capacity.max_chunk_len as u32,
+            short_rows: tiles.short_rows(),
+            long_slots: tiles.long_slots().unwrap_or(TileSlots::ANY),
+            long_bias_row: tiles.short_blocks(),
             reserved: 0,
         }
     }
-
-    /// Zeros in the rows of grad_hidden_states that belong to no chunk.
-    ///
-    /// # Safety
-    /// The gradients were checked.
-    unsafe fn zero_padding(&self, stream: &Stream, gradients: &DeviceGradients<'_>) -> Result<(), Error> {
-        let row_bytes = 2 * self.plan.shape().d_model();
-        let padding = self.plan.cu_seqlens().padding();
-        let first = gradients.grad_hidden_states.address() + (padding.start * row_bytes) as u64;
-        // SAFETY: the rows lie in grad_hidden_states.
-        unsafe { Ok(stream.fill(first, 0, padding.len() * row_bytes)?) }
-    }
 }
 
-/// The attention kernels that the plan's chunks need, in order.
-fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Error> {
+/// The attention kernels that the plan needs, in order.
+fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<(Kernel, LaunchConfig)>, Error> {
     let (tiles, module) = (&plan.tiles, plan.target().module);
     let heads = plan.shape().num_heads as u32;
-    let table = |tiles: &[AttentionTile]| -> Result<_, Error> {
-        Ok(Arc::new(Buffer::from_slice(gpu, "the table of attention tiles", tiles)?))
-    };
-    let launch = |name: &str, table: &Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
-        let grid = [table.len() as u32, heads, 1];
-        let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
-        Ok(AttentionLaunch { kernel: gpu.kernel(module, name)?, config, tiles: table.clone() })
+    let launch = |name: &str, blocks, block, shared_bytes| -> Result<_, Error> {
+        let config = LaunchConfig { grid: [blocks, heads, 1], block, shared_bytes, launch: Launch::Normal };
+        Ok((gpu.kernel(module, name)?, config))
     };
     let mut launches = Vec::new();
-    if !tiles.short.is_empty() {
-        let row_tiles = tiles.short_row_tiles;
+    if let Some(row_tiles) = tiles.short_row_tiles() {
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
-        launches.push(launch(&tiles.short_kernel(), &table(&tiles.short)?, block, shared_bytes)?);
+        launches.push(launch(&short_kernel(row_tiles), tiles.short_blocks(), block, shared_bytes)?);
     }
-    if !tiles.long.is_empty() {
-        let table = table(&tiles.long)?;
-        for (name, shared_bytes) in
-            LONG_KERNELS.into_iter().zip([config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES])
-        {
-            launches.push(launch(name, &table, config::LONG_THREADS, shared_bytes)?);
+    if tiles.long_slots().is_some() {
+        let shared_bytes = [config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES];
+        for (name, shared_bytes) in LONG_KERNELS.into_iter().zip(shared_bytes) {
+            launches.push(launch(name, tiles.long_blocks(), config::LONG_THREADS, shared_bytes)?);
         }
     }
     Ok(launches)

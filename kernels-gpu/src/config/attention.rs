@@ -4,6 +4,8 @@
 pub const HEAD_DIM: u32 = 64;
 /// Most heads of a launch: blockIdx.y counts them.
 pub const MAX_HEADS: u32 = 65_535;
+/// Most chunks of a launch: blockIdx.x counts them, and row numbers count steps of eight rows a chunk.
+pub const MAX_CHUNKS: u32 = 1 << 27;
 
 /// The short kernels' sizes, in 16-row tiles of queries and keys: `attention_short_64`, `_80`, `_96` and `_128`.
 pub const SHORT_ROW_TILES: [u32; 4] = [4, 5, 6, 8];
@@ -43,66 +45,12 @@ pub const fn short_blocks_per_sm(row_tiles: u32, shared_bytes_per_sm: u32) -> u3
     if by_shared < by_registers { by_shared } else { by_registers }
 }
 
-/// Depth in k of a stage of `attention_fused_*`: rows of 128 bytes. (32 k were slower: 52.2 us instead of 50.8 for all of operation A.)
-pub const FUSED_STAGE_K: u32 = 64;
-/// Most stages of `attention_fused_*`: what the whole shared memory of an SM holds of the smallest.
-pub const FUSED_MAX_STAGES: u32 = 12;
-
-/// Bytes of a stage of the fused kernel: out_weight `[FUSED_STAGE_K, 64]` and grad_output `[rows, FUSED_STAGE_K]`, bf16.
-pub const fn fused_stage_bytes(row_tiles: u32) -> u32 {
-    2 * FUSED_STAGE_K * (HEAD_DIM + short_rows(row_tiles))
-}
-
-/// Bytes of what takes the place of the fused kernel's stages: V, dA, P, dS and column sums.
-pub const fn fused_tiles_bytes(row_tiles: u32) -> u32 {
-    let rows = short_rows(row_tiles);
-    2 * rows * 2 * HEAD_DIM + 2 * rows * score_pitch_bytes(row_tiles) + 3 * row_tiles * 4 * HEAD_DIM
-}
-
-/// Dynamic shared memory of a block of the fused kernel with `stages` stages; the map is in `kernel/attention_fused.rs`.
-pub const fn fused_shared_bytes(row_tiles: u32, stages: u32) -> u32 {
-    let rows = short_rows(row_tiles);
-    let (ring, tiles) = (stages * fused_stage_bytes(row_tiles), fused_tiles_bytes(row_tiles));
-    let queries_and_keys = 2 * rows * 2 * HEAD_DIM;
-    queries_and_keys + (if ring > tiles { ring } else { tiles }) + 4 * row_tiles * 4 + 4 * rows + 16 * stages
-}
-
-/// Most stages of the fused kernel, up to `FUSED_MAX_STAGES`, with which an SM of sm_90 holds `blocks` blocks, each of which takes 1 KiB more
-/// than it asks for.
-pub const fn fused_stages(row_tiles: u32, blocks: u32) -> u32 {
-    let mut stages = FUSED_MAX_STAGES;
-    while stages > 2 && blocks * (fused_shared_bytes(row_tiles, stages) + 1024) > SM90_SHARED_BYTES {
-        stages -= 1;
-    }
-    stages
-}
-
-/// Threads of a block of the fused kernel: those of the short kernel, and a warp that fills the ring where all others multiply.
-pub const fn fused_threads(row_tiles: u32) -> u32 {
-    short_threads(row_tiles) + if row_tiles.is_multiple_of(4) { 32 } else { 0 }
-}
-
-/// Blocks of the fused kernel on an SM of sm_90 at most: 3, 3, 2, 1, what registers and shared memory allow.
-pub const fn fused_blocks_per_sm(row_tiles: u32) -> u32 {
-    16 / fused_threads(row_tiles).div_ceil(32)
-}
-const _: () = {
-    let mut i = 0;
-    while i < SHORT_ROW_TILES.len() {
-        let row_tiles = SHORT_ROW_TILES[i];
-        let blocks = fused_blocks_per_sm(row_tiles);
-        let bytes = fused_shared_bytes(row_tiles, fused_stages(row_tiles, blocks));
-        assert!(blocks * (bytes + 1024) <= SM90_SHARED_BYTES && fused_stages(row_tiles, blocks) >= 2);
-        i += 1;
-    }
-};
-
 /// Shared memory of an SM of compute capability 8.0, which the portable module's launch bounds assume, and of 9.0.
 pub const SM80_SHARED_BYTES: u32 = 164 * 1024;
 /// See [`SM80_SHARED_BYTES`].
 pub const SM90_SHARED_BYTES: u32 = 228 * 1024;
 
-/// Rows of a tile of the long kernels, and most rows of a padding entry.
+/// Rows of a tile of the long kernels.
 pub const LONG_TILE_ROWS: u32 = 64;
 /// Threads of a block of the long kernels: a warp for each 16 rows of the tile.
 pub const LONG_THREADS: u32 = 128;

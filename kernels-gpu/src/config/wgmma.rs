@@ -26,9 +26,9 @@ pub const THREADS: u32 = 3 * 128;
 /// One block an SM: shared memory leaves no room for a second one.
 pub const MIN_BLOCKS_PER_SM: u32 = 1;
 /// Registers of a producer thread after `setmaxnreg`.
-pub const PRODUCER_REGISTERS: u32 = 40;
+pub const PRODUCER_REGISTERS: u32 = 56;
 /// Registers of a consumer thread after `setmaxnreg`: 128 of them hold the accumulators of a 64 x 256 tile.
-pub const CONSUMER_REGISTERS: u32 = 232;
+pub const CONSUMER_REGISTERS: u32 = 224;
 // A launch gets what `.maxntid`/`.minnctapersm` allow, 168 a thread; asking for more than that in all hangs.
 const _: () = assert!(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
 
@@ -80,4 +80,6 @@ pub mod named_barrier {
     pub const WARPGROUP: u32 = 1;
     /// + warpgroup: a consumer warpgroup and the warp that publishes its parts, 160 threads.
     pub const PART_STORED: u32 = 3;
+    /// + team: a team of `audio_backward`.
+    pub const TEAM: u32 = 5;
 }

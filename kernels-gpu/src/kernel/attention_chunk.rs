@@ -1,7 +1,7 @@
-//! What one block does with its (chunk, head), phase by phase: common to the `attention_short_*` and the `attention_fused_*` kernels.
+//! What a team of warps does with its (chunk, head), phase by phase: common to the `attention_short_*` kernels and to `audio_backward`.
 //!
 //! Formula, rounding and the roles of the warps are in `attention_short.rs`; each kernel's head has its own map of shared memory. Every
-//! phase is a collective of the block: warp w owns queries 16 w .. 16 w + 16.
+//! phase is a collective of the team: warp w owns queries 16 w .. 16 w + 16.
 use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, split_scale, store_row_factors,
     tile_exponent,
@@ -71,21 +71,47 @@ pub(super) struct Probabilities<const ROW_TILES: usize> {
     pub inverse: [f32; 2],
 }
 
-/// A thread's warp and lane, made anew in each phase rather than kept in registers that 5 row tiles do not have.
-#[inline(always)]
-pub(super) fn warp_and_lane() -> (u32, u32) {
-    let tid = tid_again();
-    (tid >> 5, tid & 31)
+/// The threads that work on one (chunk, head): `ROW_TILES` warps, and those that meet them at their barriers.
+pub(super) trait Team {
+    /// This thread's number in the team, `32 * warp + lane`: made anew each time rather than kept in a register that 5 row tiles do not have.
+    fn thread() -> u32;
+    /// Barrier of the team.
+    ///
+    /// # Safety
+    /// All threads of the team arrive.
+    unsafe fn sync();
+    /// This thread's warp and lane.
+    #[inline(always)]
+    fn warp_and_lane() -> (u32, u32) {
+        let thread = Self::thread();
+        (thread >> 5, thread & 31)
+    }
+}
+
+/// A block is a team.
+pub(super) struct WholeBlock;
+
+impl Team for WholeBlock {
+    #[inline(always)]
+    fn thread() -> u32 {
+        tid_again()
+    }
+
+    #[inline(always)]
+    unsafe fn sync() {
+        // SAFETY: as the caller promises.
+        unsafe { sync_threads() }
+    }
 }
 
 /// Q and K, fetched by this warp's lanes themselves, become scaled fp16 tiles in place. Returns the exponents of their scales.
 ///
 /// # Safety
-/// All threads of the block; the copies of this thread's own pieces have been waited for.
+/// All threads of the team's `ROW_TILES` warps; the copies of this thread's own pieces have been waited for.
 #[inline(always)]
-pub(super) unsafe fn scale_queries_and_keys<const ROW_TILES: usize>(shared: &Shared) -> (i32, i32) {
+pub(super) unsafe fn scale_queries_and_keys<T: Team, const ROW_TILES: usize>(shared: &Shared) -> (i32, i32) {
     let steps = ROW_TILES as u32;
-    let (warp, lane) = warp_and_lane();
+    let (warp, lane) = T::warp_and_lane();
     let own = ROWS_16_BYTES * warp;
     // SAFETY: a warp reads and writes its own rows; the fields pass a barrier.
     unsafe {
@@ -93,12 +119,12 @@ pub(super) unsafe fn scale_queries_and_keys<const ROW_TILES: usize>(shared: &Sha
         let fields = [largest_field_bf16(&q), largest_field_bf16(&k)];
         sts32_if(lane == 0, shared.fields + 4 * warp, fields[0]);
         sts32_if(lane == 0, shared.fields + 4 * (steps + warp), fields[1]);
-        sync_threads();
+        T::sync();
         let q_exponent = tile_exponent::<ROW_TILES>(shared.fields);
         let k_exponent = tile_exponent::<ROW_TILES>(shared.fields + 4 * steps);
         store_rows_f16(&q, q_exponent, shared.q + own, lane);
         store_rows_f16(&k, k_exponent, shared.k + own, lane);
-        sync_threads();
+        T::sync();
         (q_exponent, k_exponent)
     }
 }
@@ -106,14 +132,14 @@ pub(super) unsafe fn scale_queries_and_keys<const ROW_TILES: usize>(shared: &Sha
 /// P = 2^15 exp(S - max), rows g and g + 8 of a lane; 1 / rowsum goes to the row factors, too.
 ///
 /// # Safety
-/// All threads of the block, after [`scale_queries_and_keys`].
+/// All threads of the team's `ROW_TILES` warps, after [`scale_queries_and_keys`].
 #[inline(always)]
-pub(super) unsafe fn probabilities<const ROW_TILES: usize>(
+pub(super) unsafe fn probabilities<T: Team, const ROW_TILES: usize>(
     shared: &Shared,
     len: u32,
     to_logits: f32,
 ) -> Probabilities<ROW_TILES> {
-    let (warp, lane) = warp_and_lane();
+    let (warp, lane) = T::warp_and_lane();
     let own = ROWS_16_BYTES * warp;
     // SAFETY: the tiles are ordered after their writers; a warp writes its own row factors.
     unsafe {
@@ -147,9 +173,9 @@ pub(super) unsafe fn probabilities<const ROW_TILES: usize>(
 /// O, dQ, dK, dV and their column sums, from tiles of Q, K, V, dA and P in shared memory.
 ///
 /// # Safety
-/// All threads of the block, after the barrier that follows the tiles' writers; the rows of the outputs are nobody else's.
+/// All threads of the team's `ROW_TILES` warps, after the barrier that follows the tiles' writers; the rows of the outputs are nobody else's.
 #[inline(always)]
-pub(super) unsafe fn gradients<const ROW_TILES: usize>(
+pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
     params: &AttentionParams,
     work: Work,
     shared: &Shared,
@@ -160,7 +186,7 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
     let steps = ROW_TILES as u32;
     let d_model = params.num_heads * HEAD_DIM;
     let Work { start, len, bias_row, head } = work;
-    let (warp, lane) = warp_and_lane();
+    let (warp, lane) = T::warp_and_lane();
     let own_scores = 16 * pitch * warp;
     let lanes = Lanes::new(lane);
     // SAFETY: every address below is inside a tensor of `params` (rows past the chunk's end are predicated off) or the block's shared
@@ -183,7 +209,7 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
         store_bf16(&o, Pow2::new(-exponents.v), (shared.ds + own_scores + 127) & !127, lanes, o_rows);
 
         // --- dP = dA V^T, delta = rowsum(P dP), dS.
-        let (warp, lane) = warp_and_lane();
+        let (warp, lane) = T::warp_and_lane();
         let own = ROWS_16_BYTES * warp;
         let own_scores = 16 * pitch * warp;
         let lanes = Lanes::new(lane);
@@ -206,7 +232,7 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
         }
         warp_sync();
         store_scores(&ds, shared.ds + own_scores, pitch, lane);
-        sync_threads();
+        T::sync();
 
         // --- dQ = scale dS K. Nobody reads V any more: the warp's own rows of it stage the stores from here on.
         let stage = shared.v + own;
@@ -231,7 +257,7 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
 
         // --- dV = P^T dA and dK = scale dS^T Q over all queries: jobs 2 w and 2 w + 1 of dV 0 .., dK 0 .. With an odd number of
         // tiles the middle warp has one of each.
-        let (warp, lane) = warp_and_lane();
+        let (warp, lane) = T::warp_and_lane();
         let lanes = Lanes::new(lane);
         let stage = shared.v + ROWS_16_BYTES * warp;
         let jobs = [2 * warp, 2 * warp + 1];
@@ -259,9 +285,9 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
         }
 
         // --- The chunk's column sums, 16 rows after 16 rows.
-        sync_threads();
+        T::sync();
         let partials = params.bias_partials.wrapping_add(bias_row as usize * 3 * d_model as usize);
-        let mut i = tid_again();
+        let mut i = T::thread();
         while i < 3 * HEAD_DIM {
             let (which, column) = (i / HEAD_DIM, i % HEAD_DIM);
             let mut sum = 0f32;

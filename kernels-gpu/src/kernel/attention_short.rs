@@ -2,8 +2,8 @@
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   dP = dA V^T   dS = P (dP - rowsum(P dP))
 //!           dQ = scale dS K   dK = scale dS^T Q   dV = P^T dA
-//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk. Neighbouring blocks are neighbouring
-//!           chunks of one head: their Q, K, V rows follow each other.
+//! Grid      (max(num_chunks, 1), num_heads): blockIdx.x is the chunk, whose rows the block reads from `cu_seqlens`. Neighbouring blocks are
+//!           neighbouring chunks of one head: their Q, K, V rows follow each other. All blocks together see to the padding rows.
 //! Block     ROW_TILES warps. Warp w loads rows 16 w .. 16 w + 16 of everything and owns these queries for S, P, O, dP, dS, dQ. Then the
 //!           2 ROW_TILES jobs of 16 keys (first dV, then dK) go two to a warp; two of one product share their B fragments.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
@@ -15,7 +15,7 @@
 //!           Stores are staged in the warp's own rows: O in dS (not yet written), dQ, dV, dK in V (no longer read).
 //! Registers at most 128 a thread for 4 and 5 row tiles (4 and 3 blocks on an SM of sm_90).
 //! Preconditions
-//!           head_dim 64; 16-byte aligned pointers; entries as `params::AttentionTile` says, none longer than the kernel takes.
+//!           head_dim 64; 16-byte aligned pointers. Chunks longer than the kernel takes are left to the long kernels.
 //! Rounding  Q, K, V exactly, dA to 11 bits: fp16 with a power of two for each tile (see `tile::fragment`). P to fp16:
 //!           p = 2^15 exp(logit - max), not normalised; rowsum(p) is that of p as rounded. 1 / rowsum goes into dA's rows (so
 //!           dP' = dP / rowsum and dS = p (dP' - delta') need no other factor) and into O. Hence rowsum(dS) = 0 up to dS's own rounding
@@ -23,14 +23,15 @@
 //!           share (keys of 90 +- 1 cost dQ all accuracy), so rowsum(dS) times the mean of the first 16 keys is taken off: nothing in
 //!           exact arithmetic. Sums in fp32; column sums before, and O, dQ, dK, dV by rounding to bf16.
 use super::attention_chunk::{
-    Exponents, Shared, Work, gradients, probabilities, scale_queries_and_keys, store_scores, warp_and_lane,
+    Exponents, Shared, Team, WholeBlock, Work, gradients, probabilities, scale_queries_and_keys, store_scores,
 };
 use super::attention_math::{logit_factor, tile_exponent};
+use super::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::config::attention::{
     HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm,
     short_rows, short_shared_bytes, short_threads,
 };
-use crate::params::{AttentionParams, AttentionTile};
+use crate::params::AttentionParams;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::memory::sts32_if;
 use crate::tile::fragment::{
@@ -40,7 +41,7 @@ use crate::tile::fragment::{
 use crate::tile::layout::ROW_BYTES;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
-use cuda_std::thread::{block_idx_x, block_idx_y, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, block_idx_y, grid_dim_x, sync_threads, thread_idx_x};
 
 const SM_SHARED_BYTES: u32 = if cfg!(target_feature = "sm_90a") { SM90_SHARED_BYTES } else { SM80_SHARED_BYTES };
 
@@ -97,12 +98,22 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
     // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
-        let tile = AttentionTile::load(params.tiles, block_idx_x());
-        let (start, len) = (tile.start, tile.len);
-
-        // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
+        let chunk = load_chunk(params, block_idx_x());
+        let tokens = load_token_rows(params);
+        let (start, len) = (chunk.start, chunk.len);
         let tid = thread_idx_x();
         let (warp, lane) = (tid >> 5, tid & 31);
+        if tokens < params.total_seq_len {
+            let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
+            finish_padding(params, tokens, head, share, lane);
+        }
+        if len == 0 || len > short_rows(steps) {
+            let value = bias_of_no_rows(chunk);
+            return fill_bias_row(params, (block_idx_x(), head), 0..3, value, (tid, short_threads(steps)));
+        }
+
+        // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
+        let (warp, lane) = WholeBlock::warp_and_lane();
         let rows = len.saturating_sub(16 * warp);
         let own = ROWS_16_BYTES * warp;
         let first_row = (start + 16 * warp) as usize;
@@ -118,13 +129,13 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         cp_async_commit();
 
         cp_async_wait::<2>();
-        let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(&shared);
+        let (q_exponent, k_exponent) = scale_queries_and_keys::<WholeBlock, ROW_TILES>(&shared);
         let to_logits = logit_factor(params.scale, q_exponent + k_exponent);
-        let probabilities = probabilities::<ROW_TILES>(&shared, len, to_logits);
+        let probabilities = probabilities::<WholeBlock, ROW_TILES>(&shared, len, to_logits);
 
         // --- V and dA become scaled fp16 tiles; P goes to shared memory, over the raw dA.
         cp_async_wait::<0>();
-        let (warp, lane) = warp_and_lane();
+        let (warp, lane) = WholeBlock::warp_and_lane();
         let own = ROWS_16_BYTES * warp;
         let v = fetched_rows_bf16(shared.v + own, lane);
         let d_attn = fetched_rows_f32(shared.p + 4096 * warp, lane);
@@ -140,7 +151,7 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         sync_threads();
 
         let exponents = Exponents { q: q_exponent, k: k_exponent, v: v_exponent, d_attn: d_attn_exponent };
-        let work = Work { start, len, bias_row: tile.bias_row, head };
-        gradients::<ROW_TILES>(params, work, &shared, &probabilities, exponents);
+        let work = Work { start, len, bias_row: block_idx_x(), head };
+        gradients::<WholeBlock, ROW_TILES>(params, work, &shared, &probabilities, exponents);
     }
 }

@@ -130,6 +130,19 @@ pub unsafe fn prefetch_l1<T>(p: *const T) {
     unsafe { asm!("prefetch.global.L1 [{p}];", p = in(reg64) p, options(nostack)) }
 }
 
+/// [`prefetch_l1`] where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`prefetch_l1`].
+#[inline(always)]
+pub unsafe fn prefetch_l1_if<T>(ok: bool, p: *const T) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p prefetch.global.L1 [{p}]; }}",
+             ok = in(reg32) ok as u32, p = in(reg64) p, options(nostack))
+    }
+}
+
 /// `cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes`: the map's box at `coordinates` (innermost first). What
 /// lies outside the tensor arrives as zeros and counts as bytes.
 ///
@@ -375,6 +388,20 @@ pub unsafe fn red_add_release_if(ok: bool, p: *mut u32, v: u32) {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p red.release.gpu.global.add.u32 [{p}], {v}; }}",
              ok = in(reg32) ok as u32, p = in(reg64) p, v = in(reg32) v, options(nostack))
     }
+}
+
+/// `atom.relaxed.gpu.global.add.u32`: the value before.
+///
+/// # Safety
+/// `p` is 4-byte aligned, writable, and accessed atomically only.
+#[inline(always)]
+pub unsafe fn atomic_add(p: *mut u32, v: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("atom.relaxed.gpu.global.add.u32 {r}, [{p}], {v};", p = in(reg64) p, v = in(reg32) v, r = out(reg32) r, options(nostack))
+    };
+    r
 }
 
 /// `ld.acquire.gpu.global.u32`.

@@ -3,7 +3,7 @@
 //! **Formula.** For each product, `C[m, n] = 2^(row_exponents[m] + exponent) * sum over k of A[m, k] B[k, n]`. A is one K-major
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
-//! other.
+//! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
 //! must be resident at once, see [`Item`]: a cooperative launch. Deterministic: parts are added in a fixed order, nothing is added atomically.
@@ -39,7 +39,7 @@ use crate::config::wgmma as config;
 use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
-    bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
+    bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_l1_if, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
@@ -52,22 +52,30 @@ mod producer;
 mod rider;
 
 use consumer::Consumer;
-use operand::{Bf16, F16, F16Promoted, Operand};
-use output::{Output, ToBf16, ToF32};
+pub(super) use operand::Bf16;
+use operand::{F16, F16Promoted, Operand};
+pub(super) use output::ToBf16;
+use output::{Output, ToF32};
 
 /// An entry point: its types and its parameters.
-trait Entry {
+pub(super) trait Entry {
     /// Type of A and B.
     type Operand: Operand;
     /// Type of C.
     type Output: Output;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams;
+    /// Waits until this launch has computed what the products, and the rider, read. One of the threads that call it together `counts`.
+    ///
+    /// # Safety
+    /// The producer thread, and the rider's warp: once each.
+    #[inline(always)]
+    unsafe fn wait_for_operands(_counts: bool) {}
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
-const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
+pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
     while i < widths.len() {
@@ -153,25 +161,52 @@ unsafe fn list<E: Entry>() -> *const Item {
 /// As the entries.
 #[inline(always)]
 unsafe fn run<E: Entry>() {
-    let ring = Ring::new();
-    let t = thread::thread_idx_x();
-    // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
-    // warp, and the mbarriers are initialised before the block barrier.
+    // SAFETY: the caller's; the barrier follows the start.
     unsafe {
-        // The first item and the tensor maps are cold misses: they start before anything else.
+        start::<E>();
+        thread::sync_threads();
+        roles::<E>();
+    }
+}
+
+/// Initialises the ring, and starts to fetch what each block needs first. A barrier of the block must follow.
+///
+/// # Safety
+/// As the entries; all threads of the block.
+#[inline(always)]
+pub(super) unsafe fn start<E: Entry>() {
+    let t = thread::thread_idx_x();
+    // SAFETY: as the caller promises.
+    unsafe {
+        // The first item, the tensor maps and the limit of k are cold misses: they start before anything else.
         prefetch_l1(list::<E>());
         let map = t.wrapping_sub(32);
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
+        prefetch_l1_if(!(*E::params()).k_limit.is_null(), (*E::params()).k_limit);
         if t == 0 {
-            ring.init(2);
+            Ring::new().init(2);
         }
-        thread::sync_threads();
+    }
+}
 
+/// All products of this block's list.
+///
+/// # Safety
+/// As the entries; all threads of the block, after [`start`] and a barrier.
+#[inline(always)]
+pub(super) unsafe fn roles<E: Entry>() {
+    let ring = Ring::new();
+    let t = thread::thread_idx_x();
+    // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
+    // warp.
+    unsafe {
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             if t == 0 {
-                producer::produce_list::<E>(ring);
+                let k_limit = producer::k_limit::<E>();
+                E::wait_for_operands(true);
+                producer::produce_list::<E>(ring, k_limit);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
             } else if t >= 32 {

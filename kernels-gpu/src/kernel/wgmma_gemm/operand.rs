@@ -4,7 +4,7 @@ use crate::ptx::hopper::{
 };
 
 /// Type of A and B.
-pub(super) trait Operand {
+pub trait Operand {
     /// Whether outputs are multiplied by the product's powers of two.
     const SCALED: bool;
     /// Whether operands are two parts, multiplied as `config::wgmma::segment_parts` says, and sums are promoted.
@@ -18,11 +18,11 @@ pub(super) trait Operand {
 }
 
 /// bf16.
-pub(super) struct Bf16;
+pub struct Bf16;
 /// fp16, scaled into its range by the host or the kernels before.
-pub(super) struct F16;
+pub struct F16;
 /// Two parts of fp16, scaled; sums are promoted.
-pub(super) struct F16Promoted;
+pub struct F16Promoted;
 
 macro_rules! operand {
     ($t:ty, $scaled:literal, $promoted:literal, $n128:ident, $n192:ident, $n256:ident) => {

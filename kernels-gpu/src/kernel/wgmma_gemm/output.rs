@@ -15,7 +15,7 @@ use crate::tile::power_of_two::power_of_two_halves;
 use crate::tile::ring::Ring;
 
 /// Type of C: how its rows are staged, 128 bytes of 64 rows (a chunk) at a time.
-pub(super) trait Output {
+pub trait Output {
     /// Bytes of an element.
     const ELEMENT_BYTES: u32;
     /// Columns of a chunk.
@@ -35,9 +35,9 @@ pub(super) trait Output {
 }
 
 /// bf16, rounded to nearest even.
-pub(super) struct ToBf16;
+pub struct ToBf16;
 /// fp32, as accumulated.
-pub(super) struct ToF32;
+pub struct ToF32;
 
 impl Output for ToBf16 {
     const ELEMENT_BYTES: u32 = 2;

@@ -1,0 +1,130 @@
+//! Operation A in one persistent launch on Hopper, for chunks of at most 128 rows: `audio_backward`.
+//!
+//! **Formula.** First, for every (chunk, head), by a team of warps: `dA[chunk, head's 64] = grad_output[chunk, :] out_weight[:, head's 64]`, then O,
+//! dQ, dK, dV as in `attention_short.rs`. No two teams compute the same element of dA, and no other needs it: it never leaves the SM. Then,
+//! when all teams are done, the products of `wgmma_gemm`: grad_hidden_states and the weights' gradients, and the biases' beside them.
+//!
+//! **Grid.** As many blocks as SMs, all resident (a cooperative launch): they wait for each other.
+//!
+//! **Block.** 384 threads: two teams (128 rows: one), see [`team`]; then the roles of `wgmma_gemm`.
+//!
+//! **Shared memory.** Two teams of 114,688 bytes or one of 229,376 (map in [`team`]), then that of `wgmma_gemm`, whose mbarriers come after the
+//! teams' memory.
+//!
+//! **Registers.** 168 at launch, and for the teams; then those of `wgmma_gemm`.
+//!
+//! **Preconditions.** Those of `wgmma_gemm`, but its counters need not be zero; [`AudioBackwardParams`]; head_dim 64; no chunk longer than `16
+//! row_tiles` rows (one that is counts as breaking a rule, see `chunks.rs`).
+//!
+//! **Ordering.** A block's threads meet, one of them counts the block as done (release); the producer and the rider of every block wait for all
+//! blocks (acquire) before they read what teams have written. The last of these waits sets both words of `done` back to zero.
+use core::arch::asm;
+
+use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::kernel;
+
+use super::wgmma_gemm::{Bf16, Entry, ToBf16, num_barriers, roles, start};
+use crate::config::attention::SHORT_ROW_TILES;
+use crate::config::wgmma as config;
+use crate::params_wgmma::{AudioBackwardParams, TensorMap, WgmmaParams};
+use crate::ptx::hopper::{
+    atomic_add, ctaid_again, fence_proxy_async, ld_acquire, prefetch_tensormap_if, red_add_release_if,
+};
+use crate::ptx::memory::stg32_if;
+
+mod ring;
+mod team;
+
+/// `bar.sync` instructions of the teams: seven an item for each size, and as many again for 4 and 8 row tiles, where a warp without rows meets
+/// the others.
+const TEAM_BARRIERS: u32 = 7 * (4 + 2);
+
+/// The products' entry.
+struct AudioBackward;
+
+impl AudioBackward {
+    /// Generic address of the parameters.
+    #[inline(always)]
+    fn params() -> *const AudioBackwardParams {
+        let params: *const AudioBackwardParams;
+        // SAFETY: takes the address of the only parameter of the entry.
+        unsafe {
+            asm!("{{ .reg .b64 t; mov.b64 t, audio_backward_param_0; cvta.param.u64 {p}, t; }}",
+                 p = out(reg64) params, options(nomem, nostack))
+        };
+        params
+    }
+
+    /// The tensor maps of out_weight and grad_output.
+    #[inline(always)]
+    fn maps() -> *const TensorMap {
+        Self::params().cast()
+    }
+}
+
+impl Entry for AudioBackward {
+    type Operand = Bf16;
+    type Output = ToBf16;
+
+    #[inline(always)]
+    fn params() -> *const WgmmaParams {
+        // SAFETY: inside the parameters.
+        unsafe { &raw const (*AudioBackward::params()).gemm }
+    }
+
+    #[inline(always)]
+    unsafe fn wait_for_operands(counts: bool) {
+        // SAFETY: the words only count during the launch; the last of the two waits of each block is the last access to them.
+        unsafe {
+            let done = (*AudioBackward::params()).done;
+            while ld_acquire(done) < grid_dim_x() {}
+            fence_proxy_async();
+            if counts && atomic_add(done.wrapping_add(1), 1) == 2 * grid_dim_x() - 1 {
+                stg32_if(true, done.cast(), 0);
+                stg32_if(true, done.wrapping_add(1).cast(), 0);
+            }
+        }
+    }
+}
+
+/// Operation A for chunks of at most `16 row_tiles` rows.
+///
+/// # Safety
+/// The launch is as the file's head says and `params` as [`AudioBackwardParams`] does, with valid device pointers; outputs overlap neither each
+/// other nor inputs.
+#[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
+    barriers = num_barriers(64, &config::TILE_WIDTHS) + TEAM_BARRIERS)]
+pub unsafe fn audio_backward(params: AudioBackwardParams) {
+    // SAFETY: the caller's; the branches are the same for the whole block.
+    unsafe {
+        prefetch_tensormap_if(thread_idx_x() < 2, AudioBackward::maps().wrapping_add(thread_idx_x() as usize));
+        start::<AudioBackward>();
+        zero_counters(&params);
+        match params.row_tiles {
+            4 => team::work::<4, 32>(&params.attention),
+            5 => team::work::<5, 40>(&params.attention),
+            6 => team::work::<6, 48>(&params.attention),
+            _ => team::work::<8, 32>(&params.attention),
+        }
+        // The teams' shared memory becomes the ring's.
+        fence_proxy_async();
+        sync_threads();
+        red_add_release_if(thread_idx_x() == 0, params.done, 1);
+        roles::<AudioBackward>();
+    }
+}
+const _: () = assert!(matches!(SHORT_ROW_TILES, [4, 5, 6, 8]));
+
+/// Zeroes this block's share of the products' counters.
+///
+/// # Safety
+/// As [`audio_backward`].
+#[inline(always)]
+unsafe fn zero_counters(params: &AudioBackwardParams) {
+    let mut word = ctaid_again() * config::THREADS + thread_idx_x();
+    while word < params.num_counters {
+        // SAFETY: inside the range.
+        unsafe { stg32_if(true, params.gemm.counters.wrapping_add(word as usize).cast(), 0) };
+        word += grid_dim_x() * config::THREADS;
+    }
+}
