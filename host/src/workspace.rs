@@ -50,9 +50,14 @@ pub struct Workspace {
     address: u64,
     bytes: u64,
     device: usize,
+    /// Words that are zero between runs: how blocks of a launch tell each other what is done. Not part of the workspace's bytes.
+    state: Buffer<u32>,
     /// `None` if the memory is somebody else's.
     _memory: Option<Buffer<u8>>,
 }
+
+/// Words of a workspace's state.
+const STATE_WORDS: usize = 64;
 
 impl Workspace {
     /// Allocates a workspace of `bytes` bytes, such as a plan's [`WorkspaceLayout::bytes`].
@@ -61,16 +66,20 @@ impl Workspace {
     /// [`Error::Gpu`]: out of memory.
     pub fn allocate(gpu: &Gpu, bytes: u64) -> Result<Workspace, Error> {
         let memory = Buffer::uninit(gpu, "the workspace", bytes as usize)?;
-        Ok(Workspace { address: memory.address(), bytes, device: gpu.index(), _memory: Some(memory) })
+        let (address, device) = (memory.address(), gpu.index());
+        Ok(Workspace { address, bytes, device, state: state(gpu)?, _memory: Some(memory) })
     }
 
-    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch.
+    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content. Allocates 256 bytes of its own.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]: out of memory.
     ///
     /// # Safety
-    /// `address` is a device address on GPU `device` with `bytes` bytes behind it that nothing else uses while work that was given this
-    /// workspace runs.
-    pub unsafe fn foreign(address: u64, bytes: u64, device: usize) -> Workspace {
-        Workspace { address, bytes, device, _memory: None }
+    /// `address` is a device address on `gpu` with `bytes` bytes behind it that nothing else uses while work that was given this workspace
+    /// runs.
+    pub unsafe fn foreign(gpu: &Gpu, address: u64, bytes: u64) -> Result<Workspace, Error> {
+        Ok(Workspace { address, bytes, device: gpu.index(), state: state(gpu)?, _memory: None })
     }
 
     /// Size in bytes.
@@ -89,10 +98,20 @@ impl Workspace {
         Ok(())
     }
 
+    /// Device address of `STATE_WORDS` words that are zero between runs.
+    pub(crate) fn state(&self) -> u64 {
+        self.state.address()
+    }
+
     /// Device address of a region.
     pub(crate) fn at(&self, region: Region) -> u64 {
         self.address + region.offset
     }
+}
+
+/// The state of a new workspace.
+fn state(gpu: &Gpu) -> Result<Buffer<u32>, Error> {
+    Ok(Buffer::from_slice(gpu, "the state of a workspace", &[0; STATE_WORDS])?)
 }
 
 /// `bytes` with a binary unit.

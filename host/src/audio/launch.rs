@@ -10,11 +10,12 @@ use attn_backward_kernels::params::AttentionParams;
 use attn_backward_kernels::schedule::chunks::TileSlots;
 
 use super::bias_sums::BiasSums;
+use super::one_launch::OneLaunch;
 use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
 use crate::device_tensors;
-use crate::gemm::{GroupedGemm, ProductTensors};
+use crate::gemm::{GroupedGemm, PreparedGemm, ProductTensors};
 use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorView, TensorViewMut};
 use crate::workspace::Workspace;
 
@@ -24,11 +25,19 @@ use crate::workspace::Workspace;
 pub struct Backward {
     gpu: Gpu,
     plan: Plan,
-    d_attn_gemm: GroupedGemm,
     gradients_gemm: GroupedGemm,
-    attention: Vec<(Kernel, LaunchConfig)>,
+    attention: Attention,
     /// `None`: the gradients GEMM's rider sums.
     bias_sums: Option<BiasSums>,
+}
+
+/// The way to O, dQ, dK and dV.
+#[derive(Debug)]
+enum Attention {
+    /// In the launch of the gradients GEMM.
+    OneLaunch(OneLaunch),
+    /// The product grad_attention, then kernels that read it.
+    Separate { d_attn_gemm: GroupedGemm, kernels: Vec<(Kernel, LaunchConfig)> },
 }
 
 impl Backward {
@@ -38,11 +47,18 @@ impl Backward {
     /// [`Error::Gpu`].
     pub fn new(gpu: &Gpu, plan: Plan) -> Result<Backward, Error> {
         let module = plan.target().module;
+        let attention = match (plan.one_launch(), &plan.d_attn_gemm) {
+            (Some(row_tiles), _) => Attention::OneLaunch(OneLaunch::new(gpu, &plan, row_tiles)?),
+            (None, Some(d_attn_gemm)) => Attention::Separate {
+                d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
+                kernels: attention_launches(gpu, &plan)?,
+            },
+            (None, None) => unreachable!("a plan without the product is one launch"),
+        };
         Ok(Backward {
             gpu: gpu.clone(),
-            d_attn_gemm: GroupedGemm::new(gpu, module, &plan.d_attn_gemm)?,
             gradients_gemm: GroupedGemm::new(gpu, module, &plan.gradients_gemm)?,
-            attention: attention_launches(gpu, &plan)?,
+            attention,
             bias_sums: if plan.biases_ride() { None } else { Some(BiasSums::new(gpu, &plan)?) },
             plan,
         })
@@ -76,33 +92,41 @@ impl Backward {
         let offsets = [self.plan.capacity().num_chunks + 1];
         device_tensors::check::<i32>(&self.gpu, "cu_seqlens", &inputs.cu_seqlens, &offsets)?;
         workspace.check(&self.gpu, self.plan.workspace())?;
-        let d_attn = self.d_attn_product(inputs, workspace);
-        let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
         let products = self.gradient_products(inputs, gradients, workspace);
         let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
-        d_attn.take_rider(riders::zero_counters(products.counters()));
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
-
-        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work, and each launch
-        // reads what those before it on the stream wrote.
-        unsafe {
-            if !self.plan.d_attn_gemm.is_hopper() {
-                products.zero_counters(stream)?;
+        let attention = self.attention_params(inputs, workspace);
+        match (&self.attention, &products) {
+            (Attention::OneLaunch(one_launch), PreparedGemm::Hopper { params, counters: (_, bytes) }) => {
+                let params = one_launch.prepare(inputs, (params, *bytes), attention, workspace.state())?;
+                // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work.
+                unsafe { one_launch.launch(stream, &params) }
             }
-            self.d_attn_gemm.launch(stream, &d_attn)?;
-            if let Some(bias_sums) = &self.bias_sums {
-                bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
+            (Attention::Separate { d_attn_gemm, kernels }, _) => {
+                let d_attn = [self.d_attn_product(inputs, workspace)];
+                let mut d_attn = d_attn_gemm.prepare(&d_attn, workspace.at(regions.d_attn_gemm))?;
+                d_attn.take_rider(riders::zero_counters(products.counters()));
+                // SAFETY: as above; each launch reads what those before it on the stream wrote.
+                unsafe {
+                    if matches!(d_attn, PreparedGemm::Portable(_)) {
+                        products.zero_counters(stream)?;
+                    }
+                    d_attn_gemm.launch(stream, &d_attn)?;
+                    if let Some(bias_sums) = &self.bias_sums {
+                        bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
+                    }
+                    for (kernel, config) in kernels {
+                        kernel.launch(stream, config, &attention)?;
+                    }
+                    self.gradients_gemm.launch_zeroed(stream, &products)?;
+                    if let Some(bias_sums) = &self.bias_sums {
+                        bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
+                    }
+                }
+                Ok(())
             }
-            let params = self.attention_params(inputs, workspace);
-            for (kernel, config) in &self.attention {
-                kernel.launch(stream, config, &params)?;
-            }
-            self.gradients_gemm.launch_zeroed(stream, &products)?;
-            if let Some(bias_sums) = &self.bias_sums {
-                bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
-            }
+            (Attention::OneLaunch(_), PreparedGemm::Portable(_)) => unreachable!("one launch is of the Hopper kernels"),
         }
-        Ok(())
     }
 
     /// Waits for the work that is in `stream`, and checks the content of `cu_seqlens` then: optional, for those who do not trust it. Costs a copy

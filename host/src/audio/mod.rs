@@ -20,6 +20,7 @@ mod capacity;
 pub mod cpu;
 mod device;
 mod launch;
+mod one_launch;
 mod plan;
 pub mod reference;
 mod riders;

@@ -4,6 +4,7 @@ use std::fmt;
 use attn_backward_kernels::config::{attention as config, wgmma};
 use attn_backward_kernels::params::{Major, OutputType};
 
+use super::one_launch;
 use super::tiles::AttentionTiles;
 use super::{Capacity, DeviceInputs, HEAD_DIM, Shape};
 use crate::gemm::hopper::KCuts;
@@ -17,8 +18,8 @@ pub struct Plan {
     flops: f64,
     target: Target,
     pub(super) tiles: AttentionTiles,
-    /// grad_output @ out_weight.
-    pub(super) d_attn_gemm: GemmPlan,
+    /// grad_output @ out_weight; `None` in one launch, whose teams multiply it themselves.
+    pub(super) d_attn_gemm: Option<GemmPlan>,
     /// grad_hidden_states and the four weight gradients.
     pub(super) gradients_gemm: GemmPlan,
     layout: WorkspaceLayout,
@@ -77,10 +78,16 @@ impl Plan {
         }
         let (rows, d_model) = (shape.total_seq_len, shape.d_model());
         let tiles = AttentionTiles::new(capacity, rows, lens.clone(), shape.num_heads, target);
+        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(rows, d_model))?;
+        let one_launch = gradients_gemm.is_hopper() && tiles.long_slots().is_none() && tiles.short_rows() > 0;
         // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
         let d_attn = [d_attn_product(rows, d_model)];
-        let d_attn_gemm = GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?;
-        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(rows, d_model))?;
+        let d_attn_gemm = match one_launch {
+            true => None,
+            false => Some(GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?),
+        };
+        let d_attn_bytes = d_attn_gemm.as_ref().map_or(0, |_| 4 * (rows * d_model) as u64);
+        let d_attn_gemm_bytes = d_attn_gemm.as_ref().map_or(0, GemmPlan::workspace_bytes);
 
         let mut layout = WorkspaceLayout::default();
         let matrix = (rows * d_model) as u64;
@@ -90,14 +97,14 @@ impl Plan {
         };
         let stats_rows = tiles.long_slots().map_or(0, |_| (shape.num_heads * rows) as u64);
         let regions = Regions {
-            d_attn: layout.add("grad_attention fp32", 4 * matrix),
+            d_attn: layout.add("grad_attention fp32", d_attn_bytes),
             o: layout.add("attention output bf16", 2 * matrix),
             dqkv: layout.add("dq, dk, dv bf16", 6 * matrix),
             bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows() * d_model) as u64),
             out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
             stats: layout.add("long chunks' statistics", 16 * stats_rows),
             boundary: layout.add("rows where tokens end", 2 * (boundary_rows * d_model) as u64),
-            d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm.workspace_bytes()),
+            d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm_bytes),
             gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
         };
         Ok(Plan {
@@ -132,9 +139,14 @@ impl Plan {
         &self.tiles
     }
 
-    /// The product grad_output @ out_weight.
-    pub fn d_attn_gemm(&self) -> &GemmPlan {
-        &self.d_attn_gemm
+    /// The product grad_output @ out_weight, if it is one of its own.
+    pub fn d_attn_gemm(&self) -> Option<&GemmPlan> {
+        self.d_attn_gemm.as_ref()
+    }
+
+    /// Row tiles of the teams of warps that do a chunk of a head each, if everything is one launch.
+    pub fn one_launch(&self) -> Option<u32> {
+        self.tiles.short_row_tiles().filter(|_| self.d_attn_gemm.is_none())
     }
 
     /// The products that are grad_hidden_states and the gradients of q_weight, k_weight, v_weight and out_weight, in this order.
@@ -154,8 +166,11 @@ impl Plan {
 
     /// Every launch of a run, in order, and what is particular about it.
     fn launches(&self) -> Vec<String> {
+        if self.one_launch().is_some() {
+            return vec![one_launch::KERNEL.into()];
+        }
         let mut launches = Vec::new();
-        launches.extend(self.d_attn_gemm.kernels().into_iter().map(String::from));
+        launches.extend(self.d_attn_gemm.iter().flat_map(GemmPlan::kernels).map(String::from));
         if !self.biases_ride() && self.shape.total_seq_len > 0 {
             launches.push("column_sums_bf16".into());
         }
@@ -198,7 +213,9 @@ impl fmt::Display for Plan {
         )?;
         let (flops, bytes) = (self.flops / 1e9, super::bytes(shape) / 1e6);
         writeln!(f, "{flops:.2} GFLOP for the lengths that it was made for, {bytes:.1} MB at least")?;
-        writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
+        if let Some(gemm) = &self.d_attn_gemm {
+            writeln!(f, "grad_attention: {gemm}")?;
+        }
         writeln!(f, "attention: {}", self.tiles)?;
         writeln!(f, "gradients: {}", self.gradients_gemm)?;
         writeln!(f, "launches: {}", self.launches().join(", "))?;
@@ -220,11 +237,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hopper_run_is_three_kernels_and_no_memset() {
+    fn a_hopper_run_is_one_launch_and_no_memset() {
         for tokens in [128, 373, 997, 1280] {
             let launches = plan(ModuleKind::Hopper, tokens, 64, 0).launches();
             let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
-            assert_eq!(names, ["wgmma_bf16_f32", "attention_short_64", "wgmma_bf16_bf16"], "{tokens}");
+            assert_eq!(names, ["audio_backward"], "{tokens}");
         }
     }
 

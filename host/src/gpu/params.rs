@@ -3,7 +3,7 @@
 use attn_backward_kernels::params::{
     AttentionParams, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
 };
-use attn_backward_kernels::params_wgmma::{AttentionFusedParams, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{AudioBackwardParams, WgmmaParams};
 use attn_backward_kernels::schedule::item::Item;
 use half::{bf16, f16};
 
@@ -18,7 +18,7 @@ unsafe impl KernelParams for GemmParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for WgmmaParams {}
 // SAFETY: as above.
-unsafe impl KernelParams for AttentionFusedParams {}
+unsafe impl KernelParams for AudioBackwardParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.

@@ -1,0 +1,86 @@
+//! Operation A in one launch, `audio_backward`: on Hopper, where no chunk is longer than a short kernel takes.
+use attn_backward_kernels::config::{attention, audio_backward as config, wgmma};
+use attn_backward_kernels::params::AttentionParams;
+use attn_backward_kernels::params_wgmma::{AudioBackwardParams, WgmmaParams};
+
+use super::{DeviceInputs, Plan};
+use crate::Error;
+use crate::gpu::{Gpu, GpuError, Kernel, Launch, LaunchConfig, Stream, TensorMapDtype, TiledTensor};
+
+/// Name of the kernel.
+pub(super) const KERNEL: &str = "audio_backward";
+
+/// The kernel on a GPU.
+#[derive(Debug)]
+pub(super) struct OneLaunch {
+    gpu: Gpu,
+    kernel: Kernel,
+    config: LaunchConfig,
+    row_tiles: u32,
+}
+
+impl OneLaunch {
+    /// Finds the kernel, for teams of `row_tiles` row tiles.
+    ///
+    /// # Errors
+    /// [`GpuError::CooperativeGrid`] if the plan is for more SMs than the GPU has; errors of the driver.
+    pub fn new(gpu: &Gpu, plan: &Plan, row_tiles: u32) -> Result<OneLaunch, Error> {
+        let (blocks, available) = (plan.target().num_sms, gpu.properties().num_sms as usize);
+        if blocks > available {
+            return Err(GpuError::CooperativeGrid { kernel: KERNEL, blocks, available }.into());
+        }
+        let config = LaunchConfig {
+            grid: [blocks as u32, 1, 1],
+            block: wgmma::THREADS,
+            shared_bytes: wgmma::SMEM_BYTES,
+            launch: Launch::Cooperative,
+        };
+        let kernel = gpu.kernel(plan.target().module, KERNEL)?;
+        Ok(OneLaunch { gpu: gpu.clone(), kernel, config, row_tiles })
+    }
+
+    /// Parameters of a run: those of the products, with `counter_bytes` of counters, those of the attention kernels, and the address of two words
+    /// that are zero between runs.
+    ///
+    /// # Errors
+    /// The driver's, for tensors that no tensor map describes.
+    pub fn prepare(
+        &self,
+        inputs: &DeviceInputs<'_>,
+        (gemm, counter_bytes): (&WgmmaParams, usize),
+        attention: AttentionParams,
+        done: u64,
+    ) -> Result<Box<AudioBackwardParams>, Error> {
+        let d_model = u64::from(attention.num_heads * attention::HEAD_DIM);
+        let map = |name, address, rows: u32, box_dims: [u32; 2]| {
+            let tensor = TiledTensor {
+                address,
+                dtype: TensorMapDtype::Bf16,
+                dims: &[d_model, rows.into()],
+                outer_strides_bytes: &[2 * d_model],
+                box_dims: &box_dims,
+            };
+            tensor.encode(&self.gpu, name)
+        };
+        let (weight, grad_output) = (inputs.out_weight.address(), inputs.grad_output.address());
+        let rows = attention::short_rows(self.row_tiles);
+        Ok(Box::new(AudioBackwardParams {
+            out_weight: map("out_weight", weight, d_model as u32, [attention::HEAD_DIM, config::STAGE_K])?,
+            grad_output: map("grad_output", grad_output, attention.total_seq_len, [config::STAGE_K, rows])?,
+            gemm: *gemm,
+            attention,
+            done: done as *mut u32,
+            num_counters: (counter_bytes / 4) as u32,
+            row_tiles: self.row_tiles,
+        }))
+    }
+
+    /// Enqueues a prepared run.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    pub unsafe fn launch(&self, stream: &Stream, params: &AudioBackwardParams) -> Result<(), Error> {
+        // SAFETY: the caller's.
+        unsafe { Ok(self.kernel.launch(stream, &self.config, params)?) }
+    }
+}
