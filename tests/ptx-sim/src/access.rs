@@ -108,6 +108,45 @@ fn write(
     }
 }
 
+impl Environment<'_> {
+    /// 16 bytes at a generic address that is not in shared memory.
+    pub(crate) fn read_generic(&mut self, address: u64) -> Result<[u32; 4], Cause> {
+        let mut out = [0; 4];
+        let who = Who { warp: 0, lane: 0, strong: false };
+        read(self, who, Space::Generic, address, 16, &mut out)?;
+        Ok(out)
+    }
+
+    /// A word of global memory.
+    pub(crate) fn read_global_word(&mut self, address: u64) -> Result<u32, Cause> {
+        let mut out = [0; 4];
+        self.stats.global_read_bytes += 4;
+        self.memory.read(address, 4, &mut out)?;
+        Ok(out[0])
+    }
+
+    /// 16 bits of global memory.
+    pub(crate) fn read_global_half(&mut self, address: u64) -> Result<u32, Cause> {
+        let mut out = [0; 4];
+        self.stats.global_read_bytes += 2;
+        self.memory.read(address, 2, &mut out)?;
+        Ok(out[0])
+    }
+
+    /// The first `bytes` of four words, an even number, to global memory.
+    pub(crate) fn write_global(&mut self, address: u64, bytes: u32, words: &[u32; 4]) -> Result<(), Cause> {
+        self.stats.global_write_bytes += u64::from(bytes);
+        if bytes == 16 {
+            return self.memory.write(address, 16, words);
+        }
+        for half in 0..bytes / 2 {
+            let value = words[half as usize / 2] >> (16 * (half % 2)) & 0xffff;
+            self.memory.write(address + 2 * u64::from(half), 2, &[value, 0, 0, 0])?;
+        }
+        Ok(())
+    }
+}
+
 impl Atomic {
     /// The new value.
     fn apply(&self, old: u64, operand: u64, swap: u64) -> u64 {

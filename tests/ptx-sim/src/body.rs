@@ -28,6 +28,8 @@ pub(crate) enum Operand<'a> {
     List(Vec<Operand<'a>>),
     /// `[base+offset]`.
     Address { base: &'a str, offset: i64 },
+    /// `[base, {x, y}]`.
+    Tensor { base: &'a str, coordinates: Vec<Operand<'a>> },
 }
 
 /// An instruction as written, its guard taken off.
@@ -304,6 +306,13 @@ impl<'a> Body<'a, '_> {
             }
             "[" => {
                 let base = cursor.next()?.text;
+                if cursor.take(",") {
+                    let Operand::List(coordinates) = self.operand(cursor)? else {
+                        return Err(self.error("expected coordinates in braces"));
+                    };
+                    cursor.expect("]")?;
+                    return Ok(Operand::Tensor { base, coordinates });
+                }
                 let mut offset = 0;
                 while !cursor.take("]") {
                     let negative = !cursor.take("+") && cursor.expect("-").is_ok();

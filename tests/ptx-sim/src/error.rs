@@ -205,6 +205,20 @@ pub enum Cause {
         /// What was expected.
         expected: u32,
     },
+    /// A wrong use of an mbarrier.
+    #[error("the mbarrier at shared address {address:#x} must be {rule}")]
+    Mbarrier {
+        /// Its address.
+        address: u64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// What a TMA instruction names is not a tensor map of its rank.
+    #[error("no tensor map of this rank at {address:#x}")]
+    TensorMap {
+        /// The generic address.
+        address: u64,
+    },
     /// `trap`.
     #[error("trap")]
     Trap,

@@ -12,8 +12,11 @@
 //!   lane of its warp wrote, with no `bar.warp.sync` between;
 //! * endless loops.
 //!
-//! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,
-//! calls, textures, and what needs Hopper (`wgmma`, TMA, `mbarrier`, clusters). [`Module::parse`] refuses what it does not know.
+//! Of Hopper: `mbarrier`, bulk copies, TMA and `wgmma` with operands in shared memory ([`TensorMap`] makes the maps); a wait on an mbarrier orders warps
+//! as a barrier does. Blocks of a launch run side by side, so that they may wait for each other.
+//!
+//! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory and between proxies, touching
+//! accumulators of a `wgmma` before the wait, time. Not simulated: local memory, calls, textures, clusters. [`Module::parse`] refuses what it does not know.
 //!
 //! ```
 //! use ptx_sim::{Memory, Module};
@@ -69,8 +72,10 @@ mod body;
 mod convert;
 mod decode;
 mod error;
+mod hopper;
 mod launch;
 mod lex;
+mod mbarrier;
 mod memory;
 mod module;
 mod number;
@@ -78,9 +83,11 @@ mod op;
 mod shared;
 mod space;
 mod tensor;
+mod tensor_map;
 mod warp;
 
 pub use error::{Cause, Error, Fault, Space};
 pub use launch::{Options, Size, Stats};
 pub use memory::{Element, Memory};
 pub use module::{Entry, Module};
+pub use tensor_map::TensorMap;

@@ -147,6 +147,50 @@ pub(crate) struct Mma {
     pub c: [Reg; 4],
 }
 
+/// `mbarrier.init`, `.arrive` (perhaps `.expect_tx`) or, with a destination, `.try_wait.parity`.
+#[derive(Clone, Debug)]
+pub(crate) struct MbarrierOp {
+    pub init: bool,
+    /// Predicate that a test sets.
+    pub test: Option<Reg>,
+    pub address: Address,
+    /// Count, bytes to expect, or parity.
+    pub operand: Option<Reg>,
+}
+
+/// `cp.async.bulk.tensor`: a load if it completes on an mbarrier, else a store.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorCopy {
+    pub shared: Address,
+    pub map: Address,
+    pub coordinates: Vec<Reg>,
+    pub mbarrier: Option<Address>,
+}
+
+/// `cp.async.bulk` from global to shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct BulkCopy {
+    pub shared: Address,
+    pub global: Address,
+    pub bytes: Reg,
+    pub mbarrier: Address,
+}
+
+/// `wgmma.mma_async` of 64 x n x 16 with fp32 accumulators.
+#[derive(Clone, Debug)]
+pub(crate) struct Wgmma {
+    pub operand_type: MmaType,
+    /// n / 2 registers.
+    pub d: Vec<Reg>,
+    /// A descriptor.
+    pub a: Data,
+    /// A descriptor.
+    pub b: Reg,
+    pub accumulate: Predicate,
+    pub a_mn_major: bool,
+    pub b_mn_major: bool,
+}
+
 /// Which lane `shfl` reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShuffleMode {
@@ -328,6 +372,12 @@ pub(crate) enum Op {
     },
     Mma(Box<Mma>),
     Shuffle(Box<Shuffle>),
+    Mbarrier(Box<MbarrierOp>),
+    TensorCopy(Box<TensorCopy>),
+    BulkCopy(Box<BulkCopy>),
+    Wgmma(Box<Wgmma>),
+    /// Something that a warpgroup does together and that changes nothing here.
+    WarpgroupNop,
     Reduce {
         f: fn(&Words) -> u32,
         d: Reg,
@@ -379,6 +429,8 @@ impl Op {
             Op::Matrix(_)
                 | Op::MoveMatrix { .. }
                 | Op::Mma(_)
+                | Op::Wgmma(_)
+                | Op::WarpgroupNop
                 | Op::Shuffle(_)
                 | Op::Reduce { .. }
                 | Op::Vote { .. }

@@ -196,6 +196,15 @@ impl Warp {
         Ok(values[0])
     }
 
+    /// [`Warp::uniform`] of a long.
+    pub fn uniform_long(&self, register: Reg, operand: u32) -> Result<u64, LaneFault> {
+        let values = &self.longs[register as usize];
+        if values.iter().any(|value| *value != values[0]) {
+            return Err(Cause::CollectiveOperand { operand, rule: "the same in all lanes" }.into());
+        }
+        Ok(values[0])
+    }
+
     fn whole_warp(&self, members: Reg, operand: u32) -> Result<(), LaneFault> {
         if self.words[members as usize] == [FULL; 32] {
             return Ok(());
@@ -265,6 +274,20 @@ impl Warp {
                     let threads = threads.map(|threads| self.uniform(threads, 1)).transpose()?;
                     self.pc += 1;
                     return Ok(Event::Barrier { id, threads, wait: *wait });
+                }
+                Op::Mbarrier(op) if op.test.is_some() && mask != 0 => {
+                    let completed = self.mbarrier(env, op, mask)?;
+                    if let Some(p) = op.test {
+                        self.put_predicate(p, completed, mask);
+                    }
+                    self.pc += 1;
+                    if self.pc >= self.merge_pc {
+                        self.reschedule();
+                    }
+                    if completed & mask != mask {
+                        return Ok(Event::Paused);
+                    }
+                    continue;
                 }
                 Op::Yield => {
                     self.pc += 1;
@@ -408,6 +431,15 @@ impl Warp {
                 self.mma(mma);
             }
             Op::Shuffle(shuffle) => self.shuffle(shuffle)?,
+            Op::Mbarrier(op) => {
+                self.mbarrier(env, op, mask)?;
+            }
+            Op::TensorCopy(copy) => self.tensor_copy(env, copy, mask)?,
+            Op::BulkCopy(copy) => self.bulk_copy(env, copy, mask)?,
+            Op::Wgmma(wgmma) => {
+                env.stats.mma_instructions += 1;
+                self.wgmma(env, wgmma, self.predicate(wgmma.accumulate))?;
+            }
             Op::Reduce { f, d, a, members } => {
                 self.whole_warp(*members, 2)?;
                 let value = f(w!(a));
@@ -433,7 +465,7 @@ impl Warp {
                 env.shared.synchronise_lanes(self.index);
             }
             Op::Trap => return Err(Cause::Trap.on(mask.trailing_zeros() as usize)),
-            Op::Nop => {}
+            Op::Nop | Op::WarpgroupNop => {}
             // Control flow, which `run` executes.
             Op::Branch { .. } | Op::BranchIndexed { .. } | Op::Exit | Op::BlockBarrier { .. } | Op::Yield => {}
         }

@@ -30,7 +30,8 @@ pub(super) struct Ring<const ROW_TILES: usize> {
 }
 
 impl<const ROW_TILES: usize> Ring<ROW_TILES> {
-    const STAGES: u32 = stages(ROW_TILES as u32);
+    /// Stages of the ring.
+    pub const STAGES: u32 = stages(ROW_TILES as u32);
     const STAGE_BYTES: u32 = stage_bytes(ROW_TILES as u32);
 
     #[inline(always)]

@@ -187,12 +187,21 @@ fn k_blocks(params: &AttentionParams) -> u32 {
 unsafe fn pass<const ROW_TILES: usize>(params: &AttentionParams, work: Work, ring: &mut Ring<ROW_TILES>) {
     // SAFETY: one thread fills; the barriers are those of `attend`.
     unsafe {
-        if tid_again() % 32 == 0 {
+        let item = Item { start: work.start, head: work.head };
+        let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
+        let fills = tid_again() % 32 == 0;
+        if fills {
             fence_proxy_async();
-            let item = Item { start: work.start, head: work.head };
-            ring.fill(item, 0, k_blocks(params));
+            ring.fill(item, 0, first);
         }
-        for _ in 0..7 {
+        // The others multiply after the first two barriers only.
+        for _ in 0..2 {
+            RowTiles::<ROW_TILES>::sync();
+        }
+        if fills {
+            ring.fill(item, first, k_blocks(params));
+        }
+        for _ in 0..5 {
             RowTiles::<ROW_TILES>::sync();
         }
     }
@@ -224,7 +233,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
         fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
         fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
         cp_async_commit();
-        let first = stages(steps).min(k_blocks(params));
+        let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
         if warp == producer && lane == 0 {
             fence_proxy_async();
             ring.fill(item, 0, first);

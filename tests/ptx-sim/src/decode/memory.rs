@@ -62,7 +62,7 @@ pub(super) fn decode<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Resu
         "ld" | "ldu" | "st" => access(body, st),
         "atom" | "red" => atomic(body, st),
         "cp" if st.take("async") => copy(body, st),
-        "membar" | "fence" if !st.modifiers.iter().any(|m| m.starts_with("mbarrier") || *m == "proxy") => {
+        "membar" | "fence" => {
             body.emit(Op::Fence);
             Ok(())
         }
@@ -75,6 +75,7 @@ fn access<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
     let ty = st.take_last();
     let space = space(&mut st);
     take_hints(&mut st);
+    let acquires = st.modifiers.contains(&"acquire");
     let strong = st.take_one_of(&ORDERS).is_some();
     st.take_one_of(&SCOPES);
     let count = match st.take_one_of(&["v2", "v4"]) {
@@ -106,6 +107,10 @@ fn access<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
     let address = body.address(&st.operands[address])?;
     let element = Element { bytes: ty.bits() / 8, signed: ty.is_signed() };
     body.emit(Op::Access(Box::new((store, Access { space, element, registers, address, strong }))));
+    if acquires {
+        // Probably one of a loop that waits for others.
+        body.emit(Op::Yield);
+    }
     Ok(())
 }
 
@@ -148,6 +153,9 @@ fn atomic<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
 
 /// `cp.async`, its groups and its waits.
 fn copy<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
+    if st.take("bulk") {
+        return super::hopper::bulk(body, st);
+    }
     if st.take("commit_group") {
         done(body, &st, 0)?;
         body.emit(Op::AsyncCommit);

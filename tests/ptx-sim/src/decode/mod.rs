@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod collective;
+mod hopper;
 mod logic;
 mod memory;
 mod movement;
@@ -73,6 +74,7 @@ pub(crate) fn statement<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> R
         "ld" | "st" | "ldu" | "atom" | "red" | "cp" | "membar" | "fence" => memory::decode(body, st),
         "bar" | "barrier" | "shfl" | "redux" | "vote" | "activemask" | "ldmatrix" | "stmatrix" | "movmatrix"
         | "mma" => collective::decode(body, st),
+        "mbarrier" | "wgmma" | "setmaxnreg" => hopper::decode(body, st),
         "bra" | "brx" => branch(body, st),
         "ret" | "exit" => {
             st.take("uni");
