@@ -163,7 +163,7 @@ unsafe fn run<E: Entry>() {
         let map = t.wrapping_sub(32);
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
-        let k_limit = producer::k_limit::<E>();
+        let k_limit = producer::load_k_limit::<E>();
         if t == 0 {
             ring.init(2);
         }
