@@ -91,20 +91,20 @@ pub struct WgmmaParams {
     pub maps: [TensorMap; MAX_TENSOR_MAPS],
     /// The products, in the plan's order.
     pub products: [WgmmaProduct; MAX_PRODUCTS],
+    /// `[gridDim.x, items_per_block]`: the list of each block, ended by an item of 0 k-blocks.
+    pub items: *const Item,
     /// fp32 `[workspace_floats]`: parked parts; any content.
     pub workspace: *mut f32,
     /// `[num_counters]`, all zero when the launch begins; not reset by it.
     pub counters: *mut u32,
-    /// `[gridDim.x, items_per_block]`: the list of each block, ended by an item of 0 k-blocks.
-    pub items: *const Item,
-    /// Null, or where the device says how much of k is summed in products with MN-major A, whose k is `k_rows`: the number of tokens, in
-    /// operation A's weight gradients. Operands may hold anything past it in whole k-blocks, and in the k-block that it cuts if they
-    /// have a `boundary`. A value that is negative or at least `k_rows` is no limit. Not for promoted operands.
-    pub k_limit: *const i32,
     /// Items of each list, its end included.
     pub items_per_block: u32,
     /// Maps in use.
     pub num_maps: u32,
+    /// Null, or where the device says how much of k is summed in products with MN-major A, whose k is `k_rows`: the number of tokens, in
+    /// operation A's weight gradients. Operands may hold anything past it in whole k-blocks, and in the k-block that it cuts if they
+    /// have a `boundary`. A value that is negative or at least `k_rows` is no limit. Not for promoted operands.
+    pub k_limit: *const i32,
     /// See `k_limit`.
     pub k_rows: u32,
     /// Zero.

@@ -116,32 +116,6 @@ fn warp_and_lane() -> (u32, u32) {
 
 #[inline(always)]
 unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
-    let steps = ROW_TILES as u32;
-    // SAFETY: the block's own chunk and row of sums, and its warps' share of the padding; conditions are the same for the whole block.
-    unsafe {
-        let chunk = load_chunk(params, block_idx_x());
-        if chunk.len > 0 && chunk.len <= short_rows(steps) {
-            one_chunk::<ROW_TILES>(params, chunk.start, chunk.len);
-        } else {
-            let (row, value) = ((block_idx_x(), block_idx_y()), bias_of_no_rows(chunk));
-            fill_bias_row(params, row, 0..3, value, (thread_idx_x(), short_threads(steps)));
-        }
-        // Last, so that the code of a run without padding is in one piece.
-        let tokens = load_token_rows(params);
-        if tokens < params.total_seq_len {
-            let (warp, lane) = warp_and_lane();
-            let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
-            finish_padding(params, tokens, block_idx_y(), share, lane);
-        }
-    }
-}
-
-/// The chunk of `len` rows from row `start` on, and one head.
-///
-/// # Safety
-/// All threads of the block arrive; `0 < len <= 16 ROW_TILES`, and the rows are inside of the tensors.
-#[inline(always)]
-unsafe fn one_chunk<const ROW_TILES: usize>(params: &AttentionParams, start: u32, len: u32) {
     let pitch = score_pitch_bytes(ROW_TILES as u32);
     let steps = ROW_TILES as u32;
     let shared = Shared::new::<ROW_TILES>();
@@ -151,22 +125,39 @@ unsafe fn one_chunk<const ROW_TILES: usize>(params: &AttentionParams, start: u32
     // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
+        let chunk = load_chunk(params, block_idx_x());
+        let tokens = load_token_rows(params);
+        let (start, len) = (chunk.start, chunk.len);
+        let is_taken = len > 0 && len <= short_rows(steps);
+
         // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
         let tid = thread_idx_x();
         let (warp, lane) = (tid >> 5, tid & 31);
-        let rows = len.saturating_sub(16 * warp);
         let own = ROWS_16_BYTES * warp;
-        let first_row = (start + 16 * warp) as usize;
-        let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
-        fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
-        fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
-        let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
-        fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
-        cp_async_commit();
+        if is_taken {
+            let rows = len.saturating_sub(16 * warp);
+            let first_row = (start + 16 * warp) as usize;
+            let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
+            fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
+            fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
+            let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
+            fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
+            cp_async_commit();
+        }
+
+        // --- While they are on their way: the block's share of the padding rows.
+        if tokens < params.total_seq_len {
+            let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
+            finish_padding(params, tokens, head, share, lane);
+        }
+        if !is_taken {
+            let value = bias_of_no_rows(chunk);
+            return fill_bias_row(params, (block_idx_x(), head), 0..3, value, (tid, short_threads(steps)));
+        }
 
         // --- Q and K become scaled fp16 tiles in place.
         cp_async_wait::<2>();

@@ -41,7 +41,6 @@ use crate::params_wgmma::{TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::memory::ldg32_or;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
@@ -159,16 +158,12 @@ unsafe fn run<E: Entry>() {
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
     // warp, and the mbarriers are initialised before the block barrier.
     unsafe {
-        // The first item, the tensor maps and the limit of k are cold misses: they start before anything else, and what says where they are is
-        // read together.
-        let params = E::params();
-        let (items, pitch) = ((*params).items, (*params).items_per_block);
-        let (num_maps, k_limit) = ((*params).num_maps, (*params).k_limit);
-        prefetch_l1(items.add((ctaid_again() * pitch) as usize));
-        let k_limit = ldg32_or(k_limit, !k_limit.is_null(), producer::NO_LIMIT);
+        // The first item, the tensor maps and the limit of k are cold misses: they start before anything else.
+        prefetch_l1(list::<E>());
         let map = t.wrapping_sub(32);
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
-        prefetch_tensormap_if(map < num_maps, maps.wrapping_add(map as usize));
+        prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
+        let k_limit = producer::load_k_limit::<E>();
         if t == 0 {
             ring.init(2);
         }

@@ -9,17 +9,16 @@ use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, STAGES, TILE_K, TILE_M, gro
 use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_4d};
-use crate::ptx::memory::ldg32_s32;
+use crate::ptx::memory::ldg32_or;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
 /// What a limited k has no limit as.
-pub(super) const NO_LIMIT: u32 = u32::MAX;
+const NO_LIMIT: u32 = u32::MAX;
 /// A coordinate that is outside of every tensor along k: their extents are below 2^30.
 const OUTSIDE: u32 = 1 << 30;
 
-/// The producer's walk over the list; `loaded_limit`: what the device says of k, [`NO_LIMIT`] if it is not asked. Its load takes a while, so it is
-/// looked at here and not before.
+/// The producer's walk over the list; `loaded_limit` as [`load_k_limit`] gives it.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
@@ -45,7 +44,20 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
     }
 }
 
-/// How much of k is summed where A is MN-major; [`NO_LIMIT`]: all of it, as a limit past the end of k means too.
+/// What the device says of k; [`limit_of`] makes the limit of it, where that is needed: the load takes a while.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+pub(super) unsafe fn load_k_limit<E: Entry>() -> u32 {
+    // SAFETY: null, or readable; nothing writes it during the launch.
+    unsafe {
+        let limit = (*E::params()).k_limit;
+        ldg32_or(limit, !limit.is_null(), NO_LIMIT)
+    }
+}
+
+/// How much of k is summed where A is MN-major; [`NO_LIMIT`]: all of it.
 ///
 /// # Safety
 /// As [`produce_list`].
@@ -109,8 +121,8 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *con
 /// As [`produce_list`], into a stage that was acquired for both operands.
 #[inline(always)]
 unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
-    // SAFETY: as the caller promises; the device limits k, or there were no such k-block.
-    let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, limit_of::<E>(ldg32_s32((*E::params()).k_limit) as u32)) };
+    // SAFETY: as the caller promises.
+    let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, limit_of::<E>(load_k_limit::<E>())) };
     let is_cut = k < limit;
     let at = if is_cut { k } else { OUTSIDE };
     let load = |to: u32, map: u32, boundary: *const u8, first: u32, columns: u32| {
