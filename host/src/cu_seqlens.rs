@@ -47,21 +47,18 @@ impl CuSeqlens {
         &self.offsets
     }
 
-    /// The offsets, followed by empty chunks up to `num_chunks`: what a plan for more chunks takes, `[num_chunks + 1]`.
+    /// The same chunks, followed by as many empty ones as make `num_chunks`: what a plan for that many takes.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are more chunks than `num_chunks`.
-    pub fn padded_offsets(&self, num_chunks: usize) -> Result<Vec<i32>, Error> {
+    pub fn padded(&self, num_chunks: usize) -> Result<CuSeqlens, Error> {
         if self.num_chunks() > num_chunks {
-            return Err(Error::Shape {
-                tensor: "cu_seqlens".into(),
-                expected: vec![num_chunks + 1],
-                found: vec![self.offsets.len()],
-            });
+            let (expected, found) = (vec![num_chunks + 1], vec![self.offsets.len()]);
+            return Err(Error::Shape { tensor: "cu_seqlens".into(), expected, found });
         }
-        let mut offsets = self.offsets.clone();
-        offsets.resize(num_chunks + 1, self.offsets[self.offsets.len() - 1]);
-        Ok(offsets)
+        let mut padded = self.clone();
+        padded.offsets.resize(num_chunks + 1, self.offsets[self.offsets.len() - 1]);
+        Ok(padded)
     }
 
     /// Rows of the packed tensors, padding included.
@@ -148,9 +145,9 @@ mod tests {
     #[test]
     fn fewer_chunks_than_planned_are_followed_by_empty_ones() {
         let cu = CuSeqlens::new(&[0, 3, 7], 9).unwrap();
-        assert_eq!(cu.padded_offsets(2).unwrap(), [0, 3, 7]);
-        assert_eq!(cu.padded_offsets(5).unwrap(), [0, 3, 7, 7, 7, 7]);
-        assert_eq!(cu.padded_offsets(1).unwrap_err().to_string(), "cu_seqlens: expected shape [2], found [3]");
+        assert_eq!(cu.padded(2).unwrap().offsets(), [0, 3, 7]);
+        assert_eq!(cu.padded(5).unwrap().offsets(), [0, 3, 7, 7, 7, 7]);
+        assert_eq!(cu.padded(1).unwrap_err().to_string(), "cu_seqlens: expected shape [2], found [3]");
     }
 
     #[test]

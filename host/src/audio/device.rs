@@ -65,7 +65,7 @@ impl InputBuffers {
     /// [`Error::Shape`] if it has more chunks, or is for another number of rows; [`Error::Gpu`].
     pub fn set_cu_seqlens(&mut self, stream: &Stream, cu_seqlens: &CuSeqlens) -> Result<(), Error> {
         self.shape.check_rows_of(cu_seqlens)?;
-        let offsets = cu_seqlens.padded_offsets(self.cu_seqlens.len() - 1)?;
-        Ok(self.cu_seqlens.copy_from_slice(stream, &offsets)?)
+        let cu_seqlens = cu_seqlens.padded(self.cu_seqlens.len() - 1)?;
+        Ok(self.cu_seqlens.copy_from_slice(stream, cu_seqlens.offsets())?)
     }
 }

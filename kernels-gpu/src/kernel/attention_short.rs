@@ -101,33 +101,38 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
         let chunk = load_chunk(params, block_idx_x());
         let tokens = load_token_rows(params);
         let (start, len) = (chunk.start, chunk.len);
+        let is_taken = len > 0 && len <= short_rows(steps);
+
+        // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
         let tid = thread_idx_x();
         let (warp, lane) = (tid >> 5, tid & 31);
+        let own = ROWS_16_BYTES * warp;
+        if is_taken {
+            let rows = len.saturating_sub(16 * warp);
+            let first_row = (start + 16 * warp) as usize;
+            let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
+            fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
+            fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
+            let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
+            fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
+            cp_async_commit();
+        }
+
+        // --- While they are on their way: the block's share of the padding rows.
         if tokens < params.total_seq_len {
             let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
             finish_padding(params, tokens, head, share, lane);
         }
-        if len == 0 || len > short_rows(steps) {
+        if !is_taken {
             let value = bias_of_no_rows(chunk);
             return fill_bias_row(params, (block_idx_x(), head), 0..3, value, (tid, short_threads(steps)));
         }
 
-        // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
-        let (warp, lane) = WholeBlock::warp_and_lane();
-        let rows = len.saturating_sub(16 * warp);
-        let own = ROWS_16_BYTES * warp;
-        let first_row = (start + 16 * warp) as usize;
-        let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
-        fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
-        fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
-        let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
-        fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
-        cp_async_commit();
-
+        // --- Q and K become scaled fp16 tiles in place.
         cp_async_wait::<2>();
         let (q_exponent, k_exponent) = scale_queries_and_keys::<WholeBlock, ROW_TILES>(&shared);
         let to_logits = logit_factor(params.scale, q_exponent + k_exponent);

@@ -217,8 +217,8 @@ pub fn attention(gpu: &mut Simulator, inputs: &AttentionInputs, target: &Target)
 /// As [`attention`], with kernels for more chunks and longer ones, as may be.
 pub fn attention_on(gpu: &mut Simulator, inputs: &AttentionInputs, tiles: &AttentionTiles) -> Attention<bf16, f32> {
     let (cu_seqlens, d_model) = (&inputs.cu_seqlens, inputs.shape().d_model());
-    let offsets = cu_seqlens.padded_offsets(tiles.capacity().num_chunks).expect("inside of the capacity");
-    let tensors = attention_of_offsets(gpu, inputs, tiles, &offsets);
+    let padded = cu_seqlens.padded(tiles.capacity().num_chunks).expect("inside of the capacity");
+    let tensors = attention_of_offsets(gpu, inputs, tiles, padded.offsets());
     let rows = cu_seqlens.total_seq_len();
     let (o, dqkv) = (gpu.download(tensors.o, (rows, d_model)), gpu.download(tensors.dqkv, (rows, 3 * d_model)));
     let padding = s![cu_seqlens.padding(), ..];
@@ -333,8 +333,8 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target) -> Gradie
 pub fn backward_on(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan) -> Gradients {
     let shape = *plan.shape();
     let num_chunks = plan.capacity().num_chunks;
-    let offsets = inputs.cu_seqlens.padded_offsets(num_chunks).expect("inside of the capacity");
-    let cu_seqlens = gpu.upload(&Array1::from(offsets));
+    let padded = inputs.cu_seqlens.padded(num_chunks).expect("inside of the capacity");
+    let cu_seqlens = gpu.upload(&Array1::from(padded.offsets().to_vec()));
     let token_count = cu_seqlens + 4 * num_chunks as u64;
     let workspace = gpu.workspace(plan.workspace());
     let (d_model, rows) = (shape.d_model(), shape.total_seq_len);

@@ -64,7 +64,7 @@ impl Fixed {
         tensors.v_weight.write(inputs.v_weight.as_slice().unwrap());
         tensors.out_weight.write(inputs.out_weight.as_slice().unwrap());
         let num_chunks = self.operation.plan().capacity().num_chunks;
-        tensors.cu_seqlens.write(&inputs.cu_seqlens.padded_offsets(num_chunks).unwrap());
+        tensors.cu_seqlens.write(inputs.cu_seqlens.padded(num_chunks).unwrap().offsets());
     }
 
     fn enqueue(&self) -> Result<(), Error> {
@@ -138,7 +138,7 @@ fn offsets_that_break_a_rule_are_told_and_harm_nothing() {
             let num_chunks = plan.capacity().num_chunks;
             let mut fixed = Fixed::new(gpu, plan);
             let good = inputs(1, 2, offsets(&all_lens[0]));
-            let valid = good.cu_seqlens.padded_offsets(num_chunks).unwrap();
+            let valid = good.cu_seqlens.padded(num_chunks).unwrap().offsets().to_vec();
             let with = |index: usize, value: i32| {
                 let mut offsets = valid.clone();
                 offsets[index] = value;

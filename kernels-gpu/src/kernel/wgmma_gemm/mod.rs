@@ -204,7 +204,7 @@ pub(super) unsafe fn roles<E: Entry>() {
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             if t == 0 {
-                let k_limit = producer::k_limit::<E>();
+                let k_limit = producer::load_k_limit::<E>();
                 E::wait_for_operands(true);
                 producer::produce_list::<E>(ring, k_limit);
             } else if t >= 64 {

@@ -18,14 +18,15 @@ const NO_LIMIT: u32 = u32::MAX;
 /// A coordinate that is outside of every tensor along k: their extents are below 2^30.
 const OUTSIDE: u32 = 1 << 30;
 
-/// The producer's walk over the list; `limit` as [`k_limit`] gives it.
+/// The producer's walk over the list; `loaded_limit` as [`load_k_limit`] gives it.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
 #[inline(always)]
-pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, limit: u32) {
+pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
+        let limit = limit_of::<E>(loaded_limit);
         let mut next = list::<E>();
         loop {
             let item = *next;
@@ -43,22 +44,30 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, limit: u32) {
     }
 }
 
+/// What the device says of k; [`limit_of`] makes the limit of it, where that is needed: the load takes a while.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+pub(super) unsafe fn load_k_limit<E: Entry>() -> u32 {
+    // SAFETY: null, or readable; nothing writes it during the launch.
+    unsafe {
+        let limit = (*E::params()).k_limit;
+        ldg32_or(limit, !limit.is_null(), NO_LIMIT)
+    }
+}
+
 /// How much of k is summed where A is MN-major; [`NO_LIMIT`]: all of it.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-pub(super) unsafe fn k_limit<E: Entry>() -> u32 {
-    // SAFETY: null, or readable; nothing writes it during the launch.
-    unsafe {
-        let params = E::params();
-        let limit = (*params).k_limit;
-        let limit = ldg32_or(limit, !limit.is_null(), NO_LIMIT);
-        if limit < (*params).k_rows { limit } else { NO_LIMIT }
-    }
+unsafe fn limit_of<E: Entry>(loaded: u32) -> u32 {
+    // SAFETY: a parameter.
+    if loaded < unsafe { (*E::params()).k_rows } { loaded } else { NO_LIMIT }
 }
 
-/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`k_limit`] gives it.
+/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it.
 ///
 /// # Safety
 /// As [`produce_list`].
@@ -113,7 +122,7 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *con
 #[inline(always)]
 unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
     // SAFETY: as the caller promises.
-    let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, k_limit::<E>()) };
+    let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, limit_of::<E>(load_k_limit::<E>())) };
     let is_cut = k < limit;
     let at = if is_cut { k } else { OUTSIDE };
     let load = |to: u32, map: u32, boundary: *const u8, first: u32, columns: u32| {
