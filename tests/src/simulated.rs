@@ -1,4 +1,4 @@
-//! A simulated GPU with the project's portable kernels, for tests where there is none.
+//! A simulated GPU with the project's kernels, for tests where there is none.
 //!
 //! The PTX is the text that the library carries; [`ptx_sim`] runs it, and a kernel that races, diverges, or touches what it must not is
 //! a panic that names the instruction. Every tensor is an allocation of its own and of its exact size, so that any access beyond it is
@@ -7,35 +7,49 @@
 pub mod audio;
 pub mod cross;
 pub mod gemm;
+pub mod hopper;
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{LazyLock, Mutex};
 
-use attn_backward::gpu::{KernelParams, ptx};
+use attn_backward::gpu::{KernelParams, ModuleKind, ptx};
 use attn_backward::{Region, WorkspaceLayout};
 use ndarray::{Array, Array2, Dimension, IntoDimension, s};
 use ptx_sim::{Element, Memory, Module, Stats};
 pub use ptx_sim::{Options, Size};
 
-static MODULE: LazyLock<Option<Module>> = LazyLock::new(|| {
-    let text = ptx::PORTABLE.ptx?;
-    Some(Module::parse(text).unwrap_or_else(|error| panic!("the portable module: {error}")))
-});
+static PORTABLE: LazyLock<Option<Module>> = LazyLock::new(|| parse(&ptx::PORTABLE));
+static HOPPER: LazyLock<Option<Module>> = LazyLock::new(|| parse(&ptx::HOPPER));
+
+fn parse(description: &ptx::Module) -> Option<Module> {
+    let text = description.ptx?;
+    Some(Module::parse(text).unwrap_or_else(|error| panic!("the {} module: {error}", description.name)))
+}
 
 /// Tests of this process that found no PTX, by name.
 static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A GPU with the portable module and no data. A panic tells of everything that goes wrong in it.
+/// A GPU with one module and no data. A panic tells of everything that goes wrong in it.
 pub struct Simulator {
     module: &'static Module,
     memory: Memory,
 }
 
 impl Simulator {
-    /// `None` if this build carries no PTX: the test is then counted as skipped, on stderr even when the harness captures output.
+    /// With the portable module. `None` if this build carries no PTX: the test is then counted as skipped, on stderr even when the harness captures
+    /// output.
     pub fn new() -> Option<Simulator> {
-        if let Some(module) = MODULE.as_ref() {
+        Simulator::with(ModuleKind::Portable)
+    }
+
+    /// As [`Simulator::new`], with a module.
+    pub fn with(module: ModuleKind) -> Option<Simulator> {
+        let module = match module {
+            ModuleKind::Portable => &PORTABLE,
+            ModuleKind::Hopper => &HOPPER,
+        };
+        if let Some(module) = module.as_ref() {
             return Some(Simulator { module, memory: Memory::new() });
         }
         let test = std::thread::current().name().unwrap_or("a test").to_owned();

@@ -131,6 +131,14 @@ impl GemmPlan {
         }
     }
 
+    /// The launch of a wgmma kernel; `None` if the mma.sync ones run.
+    pub fn hopper(&self) -> Option<&HopperPlan> {
+        match &self.schedule {
+            Schedule::Portable(_) => None,
+            Schedule::Hopper(plan) => Some(plan),
+        }
+    }
+
     /// Scratch memory that a run needs, in bytes: partial sums of split K ranges.
     pub fn workspace_bytes(&self) -> u64 {
         match &self.schedule {

@@ -105,6 +105,19 @@ pub unsafe fn mbarrier_wait(barrier: u32, parity: u32) {
     }
 }
 
+/// [`mbarrier_arrive_expect_tx`] where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_arrive_expect_tx`].
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{a}], {b}; }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, b = in(reg32) bytes, options(nostack))
+    }
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------
 
 /// `prefetch.tensormap` where `ok`.
@@ -159,17 +172,18 @@ pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3]
     }
 }
 
-/// [`tma_load_3d`] for a 2-D map.
+/// [`tma_load_3d`] for a 2-D map, where `ok`.
 ///
 /// # Safety
-/// As [`tma_load_3d`], but for the rank.
+/// If `ok`, as [`tma_load_3d`], but for the rank.
 #[inline(always)]
-pub unsafe fn tma_load_2d(dst: u32, map: *const TensorMap, coordinates: [u32; 2], barrier: u32) {
+pub unsafe fn tma_load_2d_if(ok: bool, dst: u32, map: *const TensorMap, coordinates: [u32; 2], barrier: u32) {
     // SAFETY: as the caller promises.
     unsafe {
-        asm!("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}}}], [{b}];",
-             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
-             b = in(reg32) barrier, options(nostack))
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0;",
+             "@p cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}}}], [{b}]; }}",
+             ok = in(reg32) ok as u32, d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0],
+             y = in(reg32) coordinates[1], b = in(reg32) barrier, options(nostack))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A bulk copy takes place at once, on account of the thread that issues it, and its bytes then complete on the mbarrier: whoever touches them
 //! without having waited is unordered with that thread, which is a race. A `wgmma` is executed at once, too, by each warp for its own 16
-//! rows: that an accumulator is touched, or shared memory written, before the wait is not seen. Nor is the order between proxies (`fence.proxy`).
+//! rows; the wait for it is a barrier of the warpgroup. That an accumulator is touched before the wait is not seen. Nor is the order between proxies (`fence.proxy`).
 use crate::error::{Cause, LaneFault, Space};
 use crate::number::{Bf16, F16, Narrow};
 use crate::op::{BulkCopy, Data, FULL, MbarrierOp, MmaType, TensorCopy, Wgmma};

@@ -22,6 +22,8 @@ const BLOCK_TURN: u32 = 8;
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block.
 const BARRIERS: usize = 16;
+/// Warpgroups of a block at most: each has a barrier of its own after the named ones, for the waits for its `wgmma`.
+const WARPGROUPS: usize = MAX_WARPS / 4;
 
 /// What a launch checks.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +101,7 @@ struct Block {
     place: [u32; 3],
     warps: Vec<Warp>,
     states: Vec<State>,
-    barriers: [Barrier; BARRIERS],
+    barriers: [Barrier; BARRIERS + WARPGROUPS],
     shared: Shared,
     stats: Stats,
 }
@@ -288,7 +290,7 @@ impl Launch<'_> {
             place,
             warps: (0..warps).map(|warp| Warp::new(program, warp as usize, special(warp))).collect(),
             states: vec![State::Ready; warps as usize],
-            barriers: [IDLE; BARRIERS],
+            barriers: [IDLE; BARRIERS + WARPGROUPS],
             shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
             stats: Stats { blocks: 1, ..Stats::default() },
         }
@@ -333,7 +335,13 @@ impl Launch<'_> {
             Ok(Event::Exited) => block.states[warp] = State::Exited,
             Ok(Event::Barrier { id, threads, wait }) => {
                 let pc = block.warps[warp].pc() - 1;
-                self.arrive(block, warp, id, threads, wait)
+                self.check_barrier(id, threads)
+                    .and_then(|threads| self.arrive(block, warp, id as usize, threads, wait))
+                    .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
+            }
+            Ok(Event::Warpgroup) => {
+                let pc = block.warps[warp].pc() - 1;
+                self.arrive(block, warp, BARRIERS + warp / 4, 128, true)
                     .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
             }
             Err(fault) => return Err(self.fault(block, warp, block.warps[warp].pc(), fault)),
@@ -341,27 +349,32 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// A warp comes to a barrier.
-    fn arrive(&self, block: &mut Block, warp: usize, id: u32, threads: Option<u32>, wait: bool) -> Result<(), Cause> {
+    /// Threads of a named barrier.
+    fn check_barrier(&self, id: u32, threads: Option<u32>) -> Result<u32, Cause> {
         let found = threads.unwrap_or(self.threads);
         if id as usize >= BARRIERS || found == 0 || !found.is_multiple_of(32) || found > self.threads {
             return Err(Cause::BarrierCount { barrier: id, found, expected: self.threads });
         }
-        let barrier = &mut block.barriers[id as usize];
+        Ok(found)
+    }
+
+    /// A warp comes to a barrier of `found` threads.
+    fn arrive(&self, block: &mut Block, warp: usize, id: usize, found: u32, wait: bool) -> Result<(), Cause> {
+        let barrier = &mut block.barriers[id];
         if barrier.arrived > 0 && barrier.expected != found {
-            return Err(Cause::BarrierCount { barrier: id, found, expected: barrier.expected });
+            return Err(Cause::BarrierCount { barrier: id as u32, found, expected: barrier.expected });
         }
         barrier.expected = found;
         barrier.arrived += 32;
         let clocks = block.shared.publish(warp);
         barrier.known.iter_mut().zip(&clocks).for_each(|(known, clock)| *known = (*known).max(*clock));
         if wait {
-            block.states[warp] = State::Waiting { barrier: id as usize, pc: block.warps[warp].pc() - 1 };
+            block.states[warp] = State::Waiting { barrier: id, pc: block.warps[warp].pc() - 1 };
         }
         if barrier.arrived == barrier.expected {
             block.stats.barriers += 1;
             for (warp, state) in block.states.iter_mut().enumerate() {
-                if matches!(state, State::Waiting { barrier, .. } if *barrier == id as usize) {
+                if matches!(state, State::Waiting { barrier, .. } if *barrier == id) {
                     *state = State::Ready;
                     block.shared.learn(warp, &barrier.known);
                 }

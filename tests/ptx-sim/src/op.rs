@@ -378,6 +378,8 @@ pub(crate) enum Op {
     Wgmma(Box<Wgmma>),
     /// Something that a warpgroup does together and that changes nothing here.
     WarpgroupNop,
+    /// `wgmma.wait_group`.
+    WarpgroupWait,
     Reduce {
         f: fn(&Words) -> u32,
         d: Reg,
@@ -431,6 +433,7 @@ impl Op {
                 | Op::Mma(_)
                 | Op::Wgmma(_)
                 | Op::WarpgroupNop
+                | Op::WarpgroupWait
                 | Op::Shuffle(_)
                 | Op::Reduce { .. }
                 | Op::Vote { .. }

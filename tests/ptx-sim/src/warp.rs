@@ -36,6 +36,8 @@ pub(crate) struct Environment<'a> {
 pub(crate) enum Event {
     /// It came to a block barrier of `threads` threads (or of all), to wait there or not.
     Barrier { id: u32, threads: Option<u32>, wait: bool },
+    /// It waits for its warpgroup's `wgmma`, which the other three warps must have come to.
+    Warpgroup,
     /// All its lanes are done.
     Exited,
     /// It used up its turn, or said that it waits for others.
@@ -289,6 +291,10 @@ impl Warp {
                     }
                     continue;
                 }
+                Op::WarpgroupWait if mask == FULL => {
+                    self.pc += 1;
+                    return Ok(Event::Warpgroup);
+                }
                 Op::Yield => {
                     self.pc += 1;
                     if self.pc >= self.merge_pc {
@@ -467,7 +473,8 @@ impl Warp {
             Op::Trap => return Err(Cause::Trap.on(mask.trailing_zeros() as usize)),
             Op::Nop | Op::WarpgroupNop => {}
             // Control flow, which `run` executes.
-            Op::Branch { .. } | Op::BranchIndexed { .. } | Op::Exit | Op::BlockBarrier { .. } | Op::Yield => {}
+            Op::Branch { .. } | Op::BranchIndexed { .. } | Op::Exit | Op::BlockBarrier { .. } => {}
+            Op::WarpgroupWait | Op::Yield => {}
         }
         Ok(())
     }

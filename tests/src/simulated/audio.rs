@@ -359,7 +359,7 @@ pub fn backward_on(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan) -> Gradien
     };
     let d_attn = workspace.at("grad_attention fp32");
     let out_weight = gpu.upload(&inputs.out_weight);
-    let gemm_plan = plan.d_attn_gemm().portable().expect("the portable module");
+    let gemm_plan = plan.d_attn_gemm().and_then(|gemm| gemm.portable()).expect("the portable module");
     let of = [product([grad_output, 0, 0], pitch, [out_weight, 0, 0], d_attn)];
     gemm::run(gpu, Operands::Bf16, gemm_plan, &of, workspace.at("partial sums, grad_attention"));
 

@@ -37,7 +37,7 @@ mod team;
 
 /// `bar.sync` instructions of the teams: seven an item for each size, and as many again for 4 and 8 row tiles, where a warp without rows meets
 /// the others.
-const TEAM_BARRIERS: u32 = 7 * 4 + 9 * 2;
+const TEAM_BARRIERS: u32 = 7 * (4 + 2);
 
 /// The products' entry.
 struct AudioBackward;

@@ -6,7 +6,7 @@ use super::team::Item;
 use crate::config::attention::HEAD_DIM;
 use crate::config::audio_backward::{STAGE_K, multiplying_warps, stage_bytes, stages};
 use crate::ptx::hopper::{
-    fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin, tma_load_2d,
+    fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin, tma_load_2d_if,
     wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_bf16_n96_k_major, wgmma_commit, wgmma_fence, wgmma_wait,
 };
 use crate::tile::descriptor::{descriptor, k16_step};
@@ -74,22 +74,24 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
         }
     }
 
-    /// Fills stages with the item's k-blocks `first..end`.
+    /// Fills stages with the item's k-blocks `first..end`. Its first lane does it, by predicates: a branch of one lane may make LLVM copy the barriers
+    /// around it.
     ///
     /// # Safety
-    /// One thread, after [`Ring::init`]; the stages are multiplied in the same order. Nobody else uses the stages' memory.
+    /// One warp, after [`Ring::init`]; the stages are multiplied in the same order. Nobody else uses the stages' memory.
     #[inline(always)]
     pub unsafe fn fill(&mut self, item: Item, first: u32, end: u32) {
         let maps = AudioBackward::maps();
+        let fills = thread_idx_x() % 32 == 0;
         for block in first..end {
             let k = block * STAGE_K;
             let (at, full) = (self.at(), self.full());
             // SAFETY: a fresh mbarrier counts as past the phase of parity 1; both boxes lie in the stage and have its bytes together.
             unsafe {
                 mbarrier_wait(self.empty(), self.parity ^ 1);
-                mbarrier_arrive_expect_tx(full, Self::STAGE_BYTES);
-                tma_load_2d(at, maps, [item.head * HEAD_DIM, k], full);
-                tma_load_2d(at + WEIGHT_BYTES, maps.wrapping_add(1), [k, item.start], full);
+                mbarrier_arrive_expect_tx_if(fills, full, Self::STAGE_BYTES);
+                tma_load_2d_if(fills, at, maps, [item.head * HEAD_DIM, k], full);
+                tma_load_2d_if(fills, at + WEIGHT_BYTES, maps.wrapping_add(1), [k, item.start], full);
             }
             self.advance();
         }

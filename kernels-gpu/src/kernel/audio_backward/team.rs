@@ -189,18 +189,13 @@ unsafe fn pass<const ROW_TILES: usize>(params: &AttentionParams, work: Work, rin
     unsafe {
         let item = Item { start: work.start, head: work.head };
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
-        let fills = tid_again() % 32 == 0;
-        if fills {
-            fence_proxy_async();
-            ring.fill(item, 0, first);
-        }
+        fence_proxy_async();
+        ring.fill(item, 0, first);
         // The others multiply after the first two barriers only.
         for _ in 0..2 {
             RowTiles::<ROW_TILES>::sync();
         }
-        if fills {
-            ring.fill(item, first, k_blocks(params));
-        }
+        ring.fill(item, first, k_blocks(params));
         for _ in 0..5 {
             RowTiles::<ROW_TILES>::sync();
         }
@@ -234,7 +229,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
         fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
         cp_async_commit();
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
-        if warp == producer && lane == 0 {
+        if warp == producer {
             fence_proxy_async();
             ring.fill(item, 0, first);
         }
@@ -255,7 +250,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
             ring.multiply(&mut d_attn, k_blocks(params), warp / 4 * 64);
             mask_tokens(&mut d_attn, work.len, first_token::<ROW_TILES>());
             d_attn_field = largest_field_f32(&d_attn.map(f32::to_bits));
-        } else if warp == producer && lane == 0 {
+        } else if warp == producer {
             ring.fill(item, first, k_blocks(params));
         }
 

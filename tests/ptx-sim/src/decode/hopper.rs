@@ -111,7 +111,7 @@ fn wgmma<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error
     }
     if st.take("wait_group") {
         done(body, &st, 1)?;
-        body.emit(Op::WarpgroupNop);
+        body.emit(Op::WarpgroupWait);
         return Ok(());
     }
     if !st.take("mma_async") {
