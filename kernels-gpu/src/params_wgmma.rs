@@ -132,7 +132,7 @@ pub struct AudioBackwardParams {
     pub done: *mut u32,
     /// Words of `gemm.counters`, which the launch zeroes itself.
     pub num_counters: u32,
-    /// Rows of a team in 16-row tiles, one of `SHORT_ROW_TILES`.
+    /// Rows of a team in 16-row tiles, one of `TEAM_ROW_TILES`.
     pub row_tiles: u32,
 }
 const _: () = assert!(size_of::<AudioBackwardParams>() == 4048 && size_of::<AudioBackwardParams>() <= 4096);

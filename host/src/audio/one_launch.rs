@@ -3,12 +3,27 @@ use attn_backward_kernels::config::{attention, audio_backward as config, wgmma};
 use attn_backward_kernels::params::AttentionParams;
 use attn_backward_kernels::params_wgmma::{AudioBackwardParams, WgmmaParams};
 
-use super::{DeviceInputs, Plan};
-use crate::Error;
-use crate::gpu::{Gpu, GpuError, Kernel, Launch, LaunchConfig, Stream, TensorMapDtype, TiledTensor};
+use super::{Capacity, DeviceInputs, Plan};
+use crate::gpu::{Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor};
+use crate::{Error, Target};
 
 /// Name of the kernel.
 pub(super) const KERNEL: &str = "audio_backward";
+
+/// (chunk, head) items that a team takes at most: with more of them the attention kernel of its own, which has more blocks on an SM, saves more than
+/// the launches cost. Estimated, not measured.
+const MOST_ITEMS_A_TEAM: usize = 6;
+
+/// Row tiles of the teams, if one launch is the way: the fewest that hold the longest chunk. `None` in the portable module, without rows, and where
+/// chunks are too long or too many.
+pub(super) fn team_row_tiles(capacity: Capacity, rows: usize, num_heads: usize, target: &Target) -> Option<u32> {
+    let longest = capacity.max_chunk_len.min(rows);
+    let row_tiles = config::TEAM_ROW_TILES.into_iter().find(|&t| longest <= attention::short_rows(t) as usize)?;
+    let teams = target.num_sms * config::teams(row_tiles) as usize;
+    let items = capacity.num_chunks.max(1).saturating_mul(num_heads);
+    let fits = target.module == ModuleKind::Hopper && rows > 0 && items <= MOST_ITEMS_A_TEAM * teams;
+    fits.then_some(row_tiles)
+}
 
 /// The kernel on a GPU.
 #[derive(Debug)]

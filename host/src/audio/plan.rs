@@ -77,14 +77,18 @@ impl Plan {
             return Err(at_most("num_chunks", capacity.num_chunks, config::MAX_CHUNKS));
         }
         let (rows, d_model) = (shape.total_seq_len, shape.d_model());
-        let tiles = AttentionTiles::new(capacity, rows, lens.clone(), shape.num_heads, target);
         let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(rows, d_model))?;
-        let one_launch = gradients_gemm.is_hopper() && tiles.long_slots().is_none() && tiles.short_rows() > 0;
+        let team = one_launch::team_row_tiles(capacity, rows, shape.num_heads, target);
+        let team = team.filter(|_| gradients_gemm.is_hopper());
+        let tiles = match team {
+            Some(row_tiles) => AttentionTiles::of_short_kernel(capacity, rows, row_tiles),
+            None => AttentionTiles::new(capacity, rows, lens.clone(), shape.num_heads, target),
+        };
         // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
         let d_attn = [d_attn_product(rows, d_model)];
-        let d_attn_gemm = match one_launch {
-            true => None,
-            false => Some(GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?),
+        let d_attn_gemm = match team {
+            Some(_) => None,
+            None => Some(GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?),
         };
         let d_attn_bytes = d_attn_gemm.as_ref().map_or(0, |_| 4 * (rows * d_model) as u64);
         let d_attn_gemm_bytes = d_attn_gemm.as_ref().map_or(0, GemmPlan::workspace_bytes);

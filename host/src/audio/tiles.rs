@@ -56,6 +56,11 @@ impl AttentionTiles {
         tiles
     }
 
+    /// The short kernel of `row_tiles` row tiles for every chunk: none is longer than it takes.
+    pub(super) fn of_short_kernel(capacity: Capacity, total_seq_len: usize, row_tiles: u32) -> AttentionTiles {
+        AttentionTiles { capacity, total_seq_len, short_row_tiles: Some(row_tiles), long_slots: None }
+    }
+
     /// Whether there is no row, and nothing to launch.
     fn is_empty(&self) -> bool {
         self.total_seq_len == 0

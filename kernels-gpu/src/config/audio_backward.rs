@@ -1,7 +1,9 @@
 //! `audio_backward` (operation A on sm_90a): teams of warps that work on a (chunk, head) each, ahead of the products.
-use super::attention::{HEAD_DIM, SHORT_ROW_TILES, score_pitch_bytes, short_rows};
+use super::attention::{HEAD_DIM, score_pitch_bytes, short_rows};
 use super::wgmma::FULL_OFFSET;
 
+/// Sizes of a team in 16-row tiles. (Six would not fit the registers.)
+pub const TEAM_ROW_TILES: [u32; 3] = [4, 5, 8];
 /// Depth in k of a stage of a team's ring: rows of 128 bytes.
 pub const STAGE_K: u32 = 64;
 /// Warps of half a block.
@@ -61,9 +63,10 @@ pub const fn stages(row_tiles: u32) -> u32 {
 
 const _: () = {
     let mut i = 0;
-    while i < SHORT_ROW_TILES.len() {
-        let row_tiles = SHORT_ROW_TILES[i];
-        let after = team_bytes(row_tiles) - queries_and_keys_bytes(row_tiles) - small_bytes(row_tiles, stages(row_tiles));
+    while i < TEAM_ROW_TILES.len() {
+        let row_tiles = TEAM_ROW_TILES[i];
+        let after =
+            team_bytes(row_tiles) - queries_and_keys_bytes(row_tiles) - small_bytes(row_tiles, stages(row_tiles));
         assert!(stages(row_tiles) >= 4 && tiles_bytes(row_tiles) <= after);
         assert!(team_bytes(row_tiles).is_multiple_of(1024) && stage_bytes(row_tiles).is_multiple_of(1024));
         assert!(team_warps(row_tiles) * teams(row_tiles) <= 2 * HALF_WARPS);

@@ -3,8 +3,7 @@
 //! Formula, rounding and the roles of the warps are in `attention_short.rs`; each kernel's head has its own map of shared memory. Every
 //! phase is a collective of the team: warp w owns queries 16 w .. 16 w + 16.
 use super::attention_math::{
-    DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, split_scale, store_row_factors,
-    tile_exponent,
+    DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, split_scale, store_row_factors, tile_exponent,
 };
 use crate::config::attention::{HEAD_DIM, score_pitch_bytes, short_threads};
 use crate::params::AttentionParams;
@@ -186,9 +185,7 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
     let steps = ROW_TILES as u32;
     let d_model = params.num_heads * HEAD_DIM;
     let Work { start, len, bias_row, head } = work;
-    let (warp, lane) = T::warp_and_lane();
-    let own_scores = 16 * pitch * warp;
-    let lanes = Lanes::new(lane);
+    let lanes = Lanes::new(T::warp_and_lane().1);
     // SAFETY: every address below is inside a tensor of `params` (rows past the chunk's end are predicated off) or the block's shared
     // memory; warps touch their own rows only, or pass a barrier; all branches around collectives are the same for a whole warp, those
     // around barriers for the whole block.
@@ -199,6 +196,9 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
             mma_row_of_tiles(&mut o, p[j], shared.v, lanes, j as u32);
         }
         scale_rows(&mut o, inverse[0], inverse[1]);
+        let (warp, lane) = T::warp_and_lane();
+        let own_scores = 16 * pitch * warp;
+        let lanes = Lanes::new(lane);
         let o_rows = OutputRows {
             first: params
                 .o
@@ -235,7 +235,9 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
         T::sync();
 
         // --- dQ = scale dS K. Nobody reads V any more: the warp's own rows of it stage the stores from here on.
-        let stage = shared.v + own;
+        let (warp, lane) = T::warp_and_lane();
+        let lanes = Lanes::new(lane);
+        let stage = shared.v + ROWS_16_BYTES * warp;
         let row_bytes = 6 * d_model;
         let gradients = params.dqkv.wrapping_add(start as usize * row_bytes as usize + (head * HEAD_DIM * 2) as usize);
         let ds_to_real = scale_exponent - DS_EXPONENT - exponents.d_attn - exponents.v;

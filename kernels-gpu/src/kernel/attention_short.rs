@@ -35,8 +35,8 @@ use crate::params::AttentionParams;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::memory::sts32_if;
 use crate::tile::fragment::{
-    InputRows, ROWS_16_BYTES, fetch_rows_bf16, fetch_rows_f32, fetched_rows_bf16, fetched_rows_f32,
-    largest_field_bf16, largest_field_f32, pow2, store_rows_f16, store_rows_f32_as_f16,
+    InputRows, ROWS_16_BYTES, fetch_rows_bf16, fetch_rows_f32, fetched_rows_bf16, fetched_rows_f32, largest_field_bf16,
+    largest_field_f32, pow2, store_rows_f16, store_rows_f32_as_f16,
 };
 use crate::tile::layout::ROW_BYTES;
 use cuda_std::kernel;

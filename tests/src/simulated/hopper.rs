@@ -138,7 +138,8 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         b_boundary,
         ..product([a, 0, 0], lda, [b, 0, 0], c)
     };
-    let of_hidden = |i: usize| wgrad(parts[i], 3 * pitch, hidden_states, grad_weights[i], [0, boundary + boundary_bytes]);
+    let of_hidden =
+        |i: usize| wgrad(parts[i], 3 * pitch, hidden_states, grad_weights[i], [0, boundary + boundary_bytes]);
     let tensors = [
         product(parts, 3 * pitch, weights, grad_hidden_states),
         of_hidden(0),

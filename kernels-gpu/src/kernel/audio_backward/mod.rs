@@ -20,11 +20,11 @@
 //! blocks (acquire) before they read what teams have written. The last of these waits sets both words of `done` back to zero.
 use core::arch::asm;
 
-use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::kernel;
+use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
 
 use super::wgmma_gemm::{Bf16, Entry, ToBf16, num_barriers, roles, start};
-use crate::config::attention::SHORT_ROW_TILES;
+use crate::config::audio_backward::TEAM_ROW_TILES;
 use crate::config::wgmma as config;
 use crate::params_wgmma::{AudioBackwardParams, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
@@ -37,7 +37,7 @@ mod team;
 
 /// `bar.sync` instructions of the teams: seven an item for each size, and as many again for 4 and 8 row tiles, where a warp without rows meets
 /// the others.
-const TEAM_BARRIERS: u32 = 7 * (4 + 2);
+const TEAM_BARRIERS: u32 = 7 * (3 + 2);
 
 /// The products' entry.
 struct AudioBackward;
@@ -103,7 +103,6 @@ pub unsafe fn audio_backward(params: AudioBackwardParams) {
         match params.row_tiles {
             4 => team::work::<4, 32>(&params.attention),
             5 => team::work::<5, 40>(&params.attention),
-            6 => team::work::<6, 48>(&params.attention),
             _ => team::work::<8, 32>(&params.attention),
         }
         // The teams' shared memory becomes the ring's.
@@ -113,7 +112,7 @@ pub unsafe fn audio_backward(params: AudioBackwardParams) {
         roles::<AudioBackward>();
     }
 }
-const _: () = assert!(matches!(SHORT_ROW_TILES, [4, 5, 6, 8]));
+const _: () = assert!(matches!(TEAM_ROW_TILES, [4, 5, 8]));
 
 /// Zeroes this block's share of the products' counters.
 ///

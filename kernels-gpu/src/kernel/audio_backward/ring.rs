@@ -6,8 +6,8 @@ use super::team::Item;
 use crate::config::attention::HEAD_DIM;
 use crate::config::audio_backward::{STAGE_K, multiplying_warps, stage_bytes, stages};
 use crate::ptx::hopper::{
-    fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin, tma_load_2d_if,
-    wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_bf16_n96_k_major, wgmma_commit, wgmma_fence, wgmma_wait,
+    fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin,
+    tma_load_2d_if, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_commit, wgmma_fence, wgmma_wait,
 };
 use crate::tile::descriptor::{descriptor, k16_step};
 use crate::tile::layout::ROW_BYTES;
@@ -140,14 +140,13 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
 /// As the wgmma functions.
 #[inline(always)]
 unsafe fn multiply<const R: usize>(acc: &mut [f32; R], a: u64, b: u64, accumulate: u32) {
-    const { assert!(R == 32 || R == 40 || R == 48) };
+    const { assert!(R == 32 || R == 40) };
     let acc: *mut [f32; R] = acc;
     // SAFETY: the arm of this R is taken, so the cast does not change the type; else as the caller promises.
     unsafe {
         match R {
             32 => wgmma_bf16_n64_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
-            40 => wgmma_bf16_n80_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
-            _ => wgmma_bf16_n96_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
+            _ => wgmma_bf16_n80_k_major::<1>(&mut *acc.cast(), a, b, accumulate),
         }
     }
 }

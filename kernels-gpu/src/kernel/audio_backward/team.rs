@@ -29,7 +29,6 @@ use crate::kernel::attention_chunk::{
     Exponents, Shared, Team, Work, gradients, probabilities, scale_queries_and_keys, store_scores,
 };
 use crate::kernel::attention_math::{logit_factor, tile_exponent};
-use crate::schedule::chunks::ChunkRows;
 use crate::kernel::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::params::AttentionParams;
 use crate::ptx::convert::{f16x2, select};
@@ -38,6 +37,7 @@ use crate::ptx::hopper::{ctaid_again, fence_proxy_async, named_barrier};
 use crate::ptx::matrix::stmatrix_x4_trans;
 use crate::ptx::memory::{lds64, sts32_if};
 use crate::ptx::sync::tid_again;
+use crate::schedule::chunks::ChunkRows;
 use crate::tile::fragment::{
     ROWS_16_BYTES, fetch_rows_bf16, largest_field_bf16, largest_field_f32, load_rows_bf16, pow2, store_rows_f16,
 };
@@ -123,14 +123,14 @@ pub(super) unsafe fn work<const ROW_TILES: usize, const R: usize>(params: &Atten
         let step = || teams(steps) * grid_dim_x();
         let is_item = |chunk: ChunkRows| chunk.len != 0 && chunk.len <= short_rows(steps);
         let mut number = first();
-        let mut multiplied = 0; // items, by the ring
-        let mut others = 0;
+        // Twice the items that went through the ring, and 1 if there were others: registers are few.
+        let mut taken = 0;
         while number < num_chunks * params.num_heads {
             let (head, index) = (number / num_chunks, number % num_chunks);
             let chunk = load_chunk(params, index);
             if is_item(chunk) {
                 // Everything is made anew for each item: registers are few.
-                let filled = multiplied * k_blocks(params);
+                let filled = taken / 2 * k_blocks(params);
                 let (stage, round) = (filled % stages(steps), filled / stages(steps));
                 let (shared, mut ring) = shared_map::<ROW_TILES>(stage, round & 1);
                 let work = Work { start: chunk.start, len: chunk.len, bias_row: index, head };
@@ -139,13 +139,13 @@ pub(super) unsafe fn work<const ROW_TILES: usize, const R: usize>(params: &Atten
                 } else {
                     pass(params, work, &mut ring);
                 }
-                multiplied += 1;
+                taken += 2;
             } else {
-                others += 1;
+                taken |= 1;
             }
             number += step();
         }
-        if others > 0 {
+        if taken % 2 == 1 {
             let thread = RowTiles::<ROW_TILES>::thread();
             let mut number = first();
             while number < num_chunks * params.num_heads {
@@ -311,7 +311,8 @@ unsafe fn store_d_attn<const ROW_TILES: usize, const R: usize>(acc: &[f32; R], f
             let mut v = [0u32; 4];
             for half in 0..2 {
                 let j = 2 * pair + half;
-                let [low, high] = lds64(shared.factors + 4 * (token + 8 * j as u32)).map(|x| factor * f32::from_bits(x));
+                let [low, high] =
+                    lds64(shared.factors + 4 * (token + 8 * j as u32)).map(|x| factor * f32::from_bits(x));
                 v[2 * half] = f16x2(acc[4 * j] * low, acc[4 * j + 1] * high);
                 v[2 * half + 1] = f16x2(acc[4 * j + 2] * low, acc[4 * j + 3] * high);
             }
