@@ -177,7 +177,7 @@ macro_rules! operation {
             pub struct Outputs {
                 pub guarded: Guarded,
                 shape: Shape,
-                device: usize,
+                gpu: Gpu,
             }
 
             impl Outputs {
@@ -187,7 +187,7 @@ macro_rules! operation {
                         ($shape).into_dimension().size() * size_of::<$element>()
                     },)*];
                     sizes.push(workspace_bytes as usize);
-                    Outputs { guarded: Guarded::new(gpu, &sizes), shape: *shape, device: gpu.index() }
+                    Outputs { guarded: Guarded::new(gpu, &sizes), shape: *shape, gpu: gpu.clone() }
                 }
 
                 pub fn views(&self) -> DeviceGradients<'_> {
@@ -198,7 +198,8 @@ macro_rules! operation {
                         // SAFETY: the place holds the tensor, nothing else uses it, and tests wait for their work.
                         unsafe {
                             let address = self.guarded.address($index);
-                            TensorViewMut::foreign(address, dtype, shape.slice(), &strides(shape.slice()), self.device)
+                            let device = self.gpu.index();
+                            TensorViewMut::foreign(address, dtype, shape.slice(), &strides(shape.slice()), device)
                         }
                     },)* }
                 }
@@ -207,7 +208,8 @@ macro_rules! operation {
                     let index = [$($index),*].len();
                     // SAFETY: the place is the workspace's alone.
                     unsafe {
-                        Workspace::foreign(self.guarded.address(index), self.guarded.bytes(index) as u64, self.device)
+                        let (address, bytes) = (self.guarded.address(index), self.guarded.bytes(index) as u64);
+                        Workspace::foreign(&self.gpu, address, bytes).unwrap()
                     }
                 }
 
