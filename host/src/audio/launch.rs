@@ -1,7 +1,8 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** Memset (counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM, bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
-//! sums columns and biases.
+//! **Order.** On Hopper, where teams of warps hold every chunk: one launch. Else: memset (counters, if no rider zeroes them), grad_attention GEMM, column
+//! sums, attention kernels, gradients GEMM, bias sums. Where those GEMMs are wgmma kernels their riders do the small work instead: the first one
+//! zeroes the counters of the second, the second sums columns and biases.
 //!
 //! **Chunks.** The kernels read `cu_seqlens` on the device; nothing here depends on what it holds. Rows past the last chunk: grad_attention is
 //! whatever it is there, the attention kernels write zeros to O, dQ, dK and dV, and sums over tokens end where the device says.
