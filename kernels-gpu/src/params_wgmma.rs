@@ -1,6 +1,6 @@
 //! Parameters of the Hopper grouped GEMM, by value: the tensor maps are inside, so a launch needs no copy for them.
 
-use crate::params::{MAX_PRODUCTS, PartialSum};
+use crate::params::{CrossConvertParams, MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
@@ -23,7 +23,8 @@ pub struct WgmmaProduct {
     pub c: *mut u8,
     /// Null, or `[rows]`: exponents of the power of two that each row of C is multiplied by. fp16 operands only.
     pub row_exponents: *const i32,
-    /// Null, or one exponent for all of C, added to the row's. fp16 operands only.
+    /// Null, or one exponent for all of C, added to the row's. fp16 operands only. `cross_wgmma_*`: the maximum (as a word of
+    /// [`scale`](crate::scale)) that it follows from.
     pub exponent: *const i32,
     /// Row pitch of C in bytes.
     pub c_pitch_bytes: u32,
@@ -77,10 +78,27 @@ impl Rider {
     };
 }
 
-/// Parameters of the `wgmma_*` kernels.
+/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion {
+    /// The tensors. `exponents` is not used: the products read `maxima`.
+    pub tensors: CrossConvertParams,
+    /// `[config::wgmma::ready::counters(..)]`, all zero when the launch begins: how many rows of what are done.
+    pub ready: *mut u32,
+    /// Tensor map of grad_query_states; those of grad_key_states and grad_value_states follow.
+    pub first_map: u32,
+    /// Tokens whose gradients and hidden states a stage holds: decoder, encoder.
+    pub tokens_per_stage: [u32; 2],
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Conversion>() == 256);
+
+/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
-pub struct WgmmaParams {
+pub struct WgmmaParams<B = Rider> {
     /// Encoded maps, in the plan's order.
     pub maps: [TensorMap; MAX_TENSOR_MAPS],
     /// The products, in the plan's order.
@@ -96,8 +114,9 @@ pub struct WgmmaParams {
     /// Maps in use.
     pub num_maps: u32,
     /// What else the launch does.
-    pub rider: Rider,
+    pub beside: B,
 }
 // what a kernel takes at most, on any driver
 const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams<Conversion>>() == 4032);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

@@ -365,6 +365,18 @@ pub unsafe fn ld_acquire(p: *const u32) -> u32 {
     r
 }
 
+/// `ld.relaxed.gpu.global.s32`: from L2, what another block of this launch may have written.
+///
+/// # Safety
+/// `p` is 4-byte aligned and readable; the write that matters happens before this read.
+#[inline(always)]
+pub unsafe fn ld_relaxed_s32(p: *const i32) -> i32 {
+    let r: i32;
+    // SAFETY: as the caller promises.
+    unsafe { asm!("ld.relaxed.gpu.global.s32 {r}, [{p}];", p = in(reg64) p, r = out(reg32) r, options(nostack)) };
+    r
+}
+
 /// `%ctaid.x`, read anew each time: what derives from it is computed again in each role instead of being kept in (or spilled from)
 /// registers across the whole kernel.
 #[inline(always)]

@@ -10,6 +10,38 @@ pub mod item_kind {
     pub const OWNER: u32 = 2;
     /// Some columns of a tile whose K ranges are all parts: adds them in order and writes the columns.
     pub const REDUCE: u32 = 3;
+    /// Conversion: the largest element of some rows of weights (`product`: one of [`matrix`](super::matrix)).
+    pub const MAXIMUM: u32 = 4;
+    /// Conversion: gradients of some tokens to fp16, their row exponents and maxima (`product` 0: decoder, 1: encoder).
+    pub const TOKENS: u32 = 5;
+    /// Conversion: some rows of weights or hidden states to fp16 (`product`: one of [`matrix`](super::matrix)).
+    pub const SCALE: u32 = 6;
+}
+
+/// The matrices that conversion items name.
+pub mod matrix {
+    /// q_weight.
+    pub const Q_WEIGHT: u32 = 0;
+    /// k_weight.
+    pub const K_WEIGHT: u32 = 1;
+    /// v_weight.
+    pub const V_WEIGHT: u32 = 2;
+    /// decoder_hidden_states.
+    pub const DECODER: u32 = 3;
+    /// encoder_hidden_states.
+    pub const ENCODER: u32 = 4;
+
+    /// The sequence that it belongs to: 0 decoder, 1 encoder.
+    #[inline(always)]
+    pub const fn sequence(matrix: u32) -> u32 {
+        (matrix != Q_WEIGHT && matrix != DECODER) as u32
+    }
+
+    /// Whether it has a row for each token.
+    #[inline(always)]
+    pub const fn is_hidden(matrix: u32) -> bool {
+        matrix >= DECODER
+    }
 }
 
 /// One unit of work, 64 bytes.
@@ -18,6 +50,9 @@ pub mod item_kind {
 /// all parts are done and what waits for them goes on. Not before: a block that waits keeps its SM, and one whose parts it waits for may
 /// find none, for example where two such launches on different streams each hold some SMs. Hence the launch must be cooperative if
 /// the lists hold owners or reduce items.
+///
+/// Conversion items (`m0`: first row, `k_blocks`: number of rows, not 0) come before all others of a list. Maxima and tokens wait for nothing,
+/// scales for maxima and tokens, products for all of these; in a list no item stands before one that it waits for.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Item {

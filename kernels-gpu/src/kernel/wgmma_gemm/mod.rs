@@ -37,7 +37,7 @@ use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
 use crate::params::Major;
-use crate::params_wgmma::{TensorMap, WgmmaParams};
+use crate::params_wgmma::{Conversion, Rider, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
@@ -45,6 +45,7 @@ use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
 mod consumer;
+mod convert;
 mod operand;
 mod output;
 mod parts;
@@ -55,19 +56,37 @@ use consumer::Consumer;
 use operand::{Bf16, F16, F16Promoted, Operand};
 use output::{Output, ToBf16, ToF32};
 
+/// What a launch does beside its products.
+trait Beside {
+    /// Whether it makes the products' operands: a [`Conversion`], not a [`Rider`].
+    const CONVERTS: bool;
+}
+
+impl Beside for Rider {
+    const CONVERTS: bool = false;
+}
+
+impl Beside for Conversion {
+    const CONVERTS: bool = true;
+}
+
 /// An entry point: its types and its parameters.
 trait Entry {
     /// Type of A and B.
     type Operand: Operand;
     /// Type of C.
     type Output: Output;
+    /// What it does beside the products.
+    type Beside: Beside;
+    /// Whether it converts.
+    const CONVERTS: bool = Self::Beside::CONVERTS;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
-    fn params() -> *const WgmmaParams;
+    fn params() -> *const WgmmaParams<Self::Beside>;
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
-const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
+const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
     while i < widths.len() {
@@ -75,7 +94,8 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
-    2 * tiles + 3
+    // The conversion: one a stage of each kind of item (of tokens two kinds), one a token of each kind, one an item, the publisher's.
+    2 * tiles + 3 + if converts { 8 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -86,16 +106,17 @@ const fn tile_widths<O: Operand>() -> &'static [u32] {
 /// Declares an entry point. Its parameters are reached by the name that rustc gives them in PTX, never by the Rust value, so there is no
 /// local copy of them and the tensor maps have the address that TMA needs.
 macro_rules! entry {
-    ($(#[$doc:meta])* $name:ident, $marker:ident, $operand:ty, $output:ty) => {
+    ($(#[$doc:meta])* $name:ident, $marker:ident, $operand:ty, $output:ty, $beside:ty) => {
         #[doc = concat!("[`", stringify!($name), "`].")]
         struct $marker;
 
         impl Entry for $marker {
             type Operand = $operand;
             type Output = $output;
+            type Beside = $beside;
             #[inline(always)]
-            fn params() -> *const WgmmaParams {
-                let params: *const WgmmaParams;
+            fn params() -> *const WgmmaParams<$beside> {
+                let params: *const WgmmaParams<$beside>;
                 // SAFETY: takes the address of the only parameter of the entry that this type belongs to.
                 unsafe {
                     asm!(concat!("{{ .reg .b64 t; mov.b64 t, ", stringify!($name), "_param_0; cvta.param.u64 {p}, t; }}"),
@@ -111,8 +132,8 @@ macro_rules! entry {
         /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
         /// neither each other nor inputs.
         #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
-            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>()))]
-        pub unsafe fn $name(_params: WgmmaParams) {
+            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>(), <$beside as Beside>::CONVERTS))]
+        pub unsafe fn $name(_params: WgmmaParams<$beside>) {
             // SAFETY: as the caller promises.
             unsafe { run::<$marker>() }
         }
@@ -121,19 +142,28 @@ macro_rules! entry {
 
 entry!(
     /// bf16 operands, bf16 outputs.
-    wgmma_bf16_bf16, WgmmaBf16Bf16, Bf16, ToBf16
+    wgmma_bf16_bf16, WgmmaBf16Bf16, Bf16, ToBf16, Rider
 );
 entry!(
     /// bf16 operands, fp32 outputs.
-    wgmma_bf16_f32, WgmmaBf16F32, Bf16, ToF32
+    wgmma_bf16_f32, WgmmaBf16F32, Bf16, ToF32, Rider
 );
 entry!(
     /// fp16 operands, scaled fp32 outputs.
-    wgmma_f16_f32, WgmmaF16F32, F16, ToF32
+    wgmma_f16_f32, WgmmaF16F32, F16, ToF32, Rider
 );
 entry!(
     /// Operands of two fp16 parts, sums promoted to fp32 totals, scaled fp32 outputs.
-    wgmma_f16_f32_promoted, WgmmaF16F32Promoted, F16Promoted, ToF32
+    wgmma_f16_f32_promoted, WgmmaF16F32Promoted, F16Promoted, ToF32, Rider
+);
+
+entry!(
+    /// Operation B in `Fast`: converts, then multiplies as `wgmma_f16_f32`.
+    cross_wgmma_fast, CrossWgmmaFast, F16, ToF32, Conversion
+);
+entry!(
+    /// Operation B in `High`: converts, then multiplies as `wgmma_f16_f32_promoted`.
+    cross_wgmma_high, CrossWgmmaHigh, F16Promoted, ToF32, Conversion
 );
 
 /// The list of this block.
@@ -174,7 +204,7 @@ unsafe fn run<E: Entry>() {
                 producer::produce_list::<E>(ring);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
-            } else if t >= 32 {
+            } else if t >= 32 && !E::CONVERTS {
                 rider::ride::<E>(t % 32);
             }
         } else {
@@ -201,7 +231,9 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
             }
             next = next.add(1);
             prefetch_l1(next);
-            if item.kind == item_kind::REDUCE {
+            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+                consumer.convert::<E>(&item);
+            } else if item.kind == item_kind::REDUCE {
                 consumer.reduce::<E>(&item);
             } else {
                 match (item.a_major, item.width) {

@@ -1,7 +1,7 @@
 //! The producer thread: loads operand blocks and parts into the ring, in the order in which the consumers use them.
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
-use super::{Entry, list};
+use super::{Entry, convert, list};
 use crate::config::wgmma::{GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
 use crate::params::Major;
 use crate::params_wgmma::TensorMap;
@@ -25,6 +25,13 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
             }
             next = next.add(1);
             prefetch_l1(next);
+            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+                ring.load_rows::<E>(&item);
+                continue;
+            }
+            if E::CONVERTS && item.kind != item_kind::REDUCE {
+                convert::wait_for_operands::<E>(&item);
+            }
             match item.kind {
                 item_kind::REDUCE => produce_reduce::<E>(&mut ring, &item),
                 item_kind::OWNER => produce_owner::<E>(&mut ring, &item),

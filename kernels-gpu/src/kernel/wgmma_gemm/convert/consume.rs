@@ -1,0 +1,339 @@
+//! What a consumer warpgroup and its publishing warp do for the conversion.
+use core::array::from_fn;
+
+use super::{Matrix, Sequence, Stages, conversion, row_block};
+use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, named_barrier, ready};
+use crate::kernel::cross_convert::parts::store;
+use crate::kernel::wgmma_gemm::Entry;
+use crate::kernel::wgmma_gemm::consumer::Consumer;
+use crate::kernel::wgmma_gemm::operand::Operand;
+use crate::params_wgmma::Conversion;
+use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if};
+use crate::ptx::memory::{lds128, red_max_s32_if, stg32_if, sts32_if};
+use crate::ptx::sync::redux_max;
+use crate::scale;
+use crate::schedule::item::{Item, item_kind, matrix};
+use crate::tile::power_of_two::power_of_two_halves;
+use cuda_std::shared;
+
+/// Pieces that a thread has under way at once where rows are streamed.
+const AT_ONCE: usize = 4;
+/// Threads of a warpgroup.
+const THREADS: u32 = 128;
+
+/// A token's row of gradients in a stage.
+struct Token<'a> {
+    sequence: &'a Sequence,
+    /// Shared address of the stage.
+    stage: u32,
+    /// Which token of the stage.
+    slot: u32,
+    thread: u32,
+}
+
+impl Token<'_> {
+    /// Pieces `first, first + 128, ..` of the converted row, summed over the heads of a group in order; past the row's end its last one.
+    #[inline(always)]
+    unsafe fn load<const HELD: usize>(&self, first: u32) -> [[f32; 4]; HELD] {
+        let s = self.sequence;
+        let head_bytes = s.per_stage << (s.head_shift + 4);
+        let at: [u32; HELD] = from_fn(|i| {
+            let piece = (first + i as u32 * THREADS).min(s.row_pieces - 1);
+            let second = piece >= s.source_pieces;
+            let piece = piece - if second { s.source_pieces } else { 0 };
+            let head = (piece >> s.head_shift) * s.groups;
+            let inside = (self.slot << s.head_shift) + (piece & ((1 << s.head_shift) - 1));
+            self.stage + if second { s.box_bytes } else { 0 } + head * head_bytes + inside * 16
+        });
+        let mut sum = [[0f32; 4]; HELD];
+        let mut offset = 0;
+        while offset < s.groups * head_bytes {
+            // SAFETY: the heads of the group are in the stage, which is full.
+            let v: [[u32; 4]; HELD] = from_fn(|i| unsafe { lds128(at[i] + offset) });
+            for (sum, v) in sum.iter_mut().zip(&v) {
+                for (sum, v) in sum.iter_mut().zip(v) {
+                    *sum += f32::from_bits(*v);
+                }
+            }
+            offset += head_bytes;
+        }
+        sum
+    }
+}
+
+/// Largest order (as [`scale::order`] says) of some elements and `other`.
+#[inline(always)]
+fn largest<const N: usize>(v: &[[f32; 4]; N], other: u32) -> u32 {
+    let mut m = [other, 0, 0, 0];
+    for v in v {
+        for (m, x) in m.iter_mut().zip(v) {
+            *m = scale::order(*x).max(*m);
+        }
+    }
+    m[0].max(m[1]).max(m[2].max(m[3]))
+}
+
+/// Pieces `first, first + step, ..` of those from shared address `base`, but none after `last`.
+///
+/// # Safety
+/// The stage is full.
+#[inline(always)]
+unsafe fn stage_pieces(base: u32, first: u32, step: u32, last: u32) -> [[f32; 4]; AT_ONCE] {
+    // SAFETY: as the caller promises.
+    from_fn(|i| unsafe { lds128(base + (first + i as u32 * step).min(last) * 16) }.map(f32::from_bits))
+}
+
+/// Stores a piece in the parts that the entry multiplies.
+///
+/// # Safety
+/// As [`store`].
+#[inline(always)]
+unsafe fn store_piece<E: Entry>(ok: bool, out: [*mut u16; 2], at: u64, v: [f32; 4], factors: (f32, f32)) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if E::Operand::PROMOTED {
+            store::<2>(ok, out, at, v, factors);
+        } else {
+            store::<1>(ok, out, at, v, factors);
+        }
+    }
+}
+
+impl Consumer {
+    /// A conversion item.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, with the producer at the same item; the entry converts.
+    #[inline(always)]
+    pub(in crate::kernel::wgmma_gemm) unsafe fn convert<E: Entry>(&mut self, item: &Item) {
+        // SAFETY: as the caller promises; the item is the same for all threads.
+        unsafe {
+            let c = conversion::<E>();
+            match (item.kind, item.product) {
+                (item_kind::TOKENS, 0) => self.tokens::<E, 8>(c, item),
+                (item_kind::TOKENS, _) => self.tokens::<E, 4>(c, item),
+                (item_kind::MAXIMUM, _) => self.maximum(c, item),
+                _ => self.scale::<E>(c, item),
+            }
+            named_barrier(named_barrier::PART_STORED + self.warpgroup, THREADS + 32);
+        }
+    }
+
+    /// Converts gradients; `HELD` pieces of a token are in registers between the two looks at it.
+    ///
+    /// # Safety
+    /// As [`Consumer::convert`].
+    #[inline(always)]
+    unsafe fn tokens<E: Entry, const HELD: usize>(&mut self, c: &Conversion, item: &Item) {
+        let p = &c.tensors;
+        let s = Sequence::of(c, item.product);
+        let (out, row_exponents) =
+            if item.product == 0 { (p.dq, p.row_exponents_dec) } else { (p.dkv, p.row_exponents_enc) };
+        let mut exchange = shared::dynamic_base() + EXCHANGE_OFFSET + self.warpgroup * EXCHANGE_BYTES;
+        let mut top = i32::MIN;
+        let mut stages = Stages::new(&s, item.m0, item.k_blocks);
+        let mut index = 0;
+        // SAFETY: the stage is full; each piece and each exponent has one writer; a set of maxima is written again two barriers later.
+        unsafe {
+            while stages.row < stages.end {
+                let row = stages.row;
+                let count = stages.tokens();
+                self.ring.wait_full();
+                let stage = self.ring.a();
+                let hidden = stage + s.tensors * s.box_bytes;
+                let mut slot = (index + self.warpgroup) & 1;
+                while slot < count {
+                    let token = Token { sequence: &s, stage, slot, thread: self.thread };
+                    let held = token.load::<HELD>(self.thread);
+                    let mut gradient = largest(&held, 0);
+                    let mut piece = token.thread + HELD as u32 * THREADS;
+                    while piece - token.thread < s.row_pieces {
+                        gradient = largest(&token.load::<HELD>(piece), gradient);
+                        piece += HELD as u32 * THREADS;
+                    }
+                    let mut state = 0;
+                    let mut piece = token.thread;
+                    while piece - token.thread < s.hidden_pieces {
+                        let base = hidden + slot * s.hidden_pieces * 16;
+                        state = largest(&stage_pieces(base, piece, THREADS, s.hidden_pieces - 1), state);
+                        piece += AT_ONCE as u32 * THREADS;
+                    }
+                    let (gradient, state) = self.warpgroup_max(exchange, gradient, state);
+                    exchange ^= EXCHANGE_BYTES / 2;
+                    let e = scale::row_exponent(gradient);
+                    top = top.max(scale::token_exponent(gradient, state));
+                    let row = row + slot;
+                    stg32_if(self.thread == 0, row_exponents.wrapping_add(row as usize).cast(), e as u32);
+
+                    let factors = power_of_two_halves(-e);
+                    let start = row as u64 * s.row_pieces as u64 * 8;
+                    let store_pieces = |first: u32, v: &[[f32; 4]; HELD]| {
+                        for (i, v) in v.iter().enumerate() {
+                            let piece = first + i as u32 * THREADS;
+                            store_piece::<E>(piece < s.row_pieces, out, start + piece as u64 * 8, *v, factors);
+                        }
+                    };
+                    store_pieces(token.thread, &held);
+                    let mut piece = token.thread + HELD as u32 * THREADS;
+                    while piece - token.thread < s.row_pieces {
+                        store_pieces(piece, &token.load::<HELD>(piece));
+                        piece += HELD as u32 * THREADS;
+                    }
+                    slot += 2;
+                }
+                self.release_read_stage();
+                stages.advance(count);
+                index += count;
+            }
+            let maximum = p.maxima.wrapping_add(item.product as usize);
+            red_max_s32_if(self.thread == 0, maximum, scale::maximum_word(top));
+        }
+    }
+
+    /// Largest magnitudes over the warpgroup, from the threads' largest orders.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup. `exchange` is a set whose last readers passed a barrier since.
+    #[inline(always)]
+    unsafe fn warpgroup_max(&self, exchange: u32, a: u32, b: u32) -> (u32, u32) {
+        // SAFETY: as the caller promises; the barrier orders the warps' stores before the loads.
+        unsafe {
+            let (a, b) = (redux_max(a), redux_max(b));
+            let warp = self.thread / 32;
+            sts32_if(self.thread % 32 == 0, exchange + warp * 4, a);
+            sts32_if(self.thread % 32 == 0, exchange + 16 + warp * 4, b);
+            named_barrier(named_barrier::WARPGROUP + self.warpgroup, THREADS);
+            let (a, b) = (lds128(exchange), lds128(exchange + 16));
+            let max = |v: [u32; 4]| scale::magnitude_of_order(v[0].max(v[1]).max(v[2].max(v[3])));
+            (max(a), max(b))
+        }
+    }
+
+    /// Finds the largest element of rows of weights.
+    ///
+    /// # Safety
+    /// As [`Consumer::convert`].
+    #[inline(always)]
+    unsafe fn maximum(&mut self, c: &Conversion, item: &Item) {
+        let m = Matrix::of(c, item.product);
+        let mut left = item.k_blocks;
+        let mut order = 0;
+        // SAFETY: the stage is full; maxima are reduced only.
+        unsafe {
+            while left > 0 {
+                let rows = m.per_stage.min(left);
+                let pieces = rows * m.row_pieces;
+                self.ring.wait_full();
+                let mut first = 0;
+                while first < pieces {
+                    let mine = first + self.warpgroup * THREADS + self.thread;
+                    order = largest(&stage_pieces(self.ring.a(), mine, 2 * THREADS, pieces - 1), order);
+                    first += AT_ONCE as u32 * 2 * THREADS;
+                }
+                self.release_read_stage();
+                left -= rows;
+            }
+            let top = scale::weight_exponent(scale::magnitude_of_order(redux_max(order)));
+            let maximum = weight_maximum(c, item.product);
+            red_max_s32_if(self.thread % 32 == 0, maximum, scale::maximum_word(top));
+        }
+    }
+
+    /// Converts rows of weights or hidden states.
+    ///
+    /// # Safety
+    /// As [`Consumer::convert`].
+    #[inline(always)]
+    unsafe fn scale<E: Entry>(&mut self, c: &Conversion, item: &Item) {
+        let p = &c.tensors;
+        let m = Matrix::of(c, item.product);
+        let below = p.num_kv_heads as usize * p.head_dim as usize * p.cross_hidden_size as usize;
+        let none = core::ptr::null_mut();
+        let (out, row_exponents, maximum) = match item.product {
+            matrix::Q_WEIGHT => (p.wq, none, 2),
+            matrix::K_WEIGHT => (p.wkv, none, 3),
+            matrix::V_WEIGHT => (p.wkv.map(|part| part.wrapping_add(below)), none, 3),
+            matrix::DECODER => (p.x_dec, p.row_exponents_dec, 0),
+            _ => (p.x_enc, p.row_exponents_enc, 1),
+        };
+        // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup.
+        let class = self.warpgroup + self.thread / 32 * 2;
+        let lane = self.thread % 32;
+        let last = item.k_blocks - 1;
+        let mut first = 0; // row of the item that the stage begins with
+        // SAFETY: the stage is full; exponents and maxima are final, which the producer has acquired; each piece has one writer.
+        unsafe {
+            let row_exponent = |row: u32| {
+                if row_exponents.is_null() {
+                    return 0;
+                }
+                ld_relaxed_s32(row_exponents.wrapping_add((item.m0 + row.min(last)) as usize))
+            };
+            self.ring.wait_full();
+            let word = ld_relaxed_s32(p.maxima.wrapping_add(maximum));
+            let mut next = row_exponent(class);
+            let exponent = scale::operand_exponent(scale::maximum_of_word(word));
+            while first <= last {
+                let rows = m.per_stage.min(last + 1 - first);
+                self.ring.wait_full();
+                let mut row = (class.wrapping_sub(first)) & 7;
+                while row < rows {
+                    let factors = power_of_two_halves(next - exponent);
+                    next = row_exponent(first + row + 8);
+                    let base = self.ring.a() + row * m.row_pieces * 16;
+                    let start = (item.m0 + first + row) as u64 * m.row_pieces as u64 * 8;
+                    let mut piece = lane;
+                    while piece - lane < m.row_pieces {
+                        let v = stage_pieces(base, piece, 32, m.row_pieces - 1);
+                        for (i, v) in v.iter().enumerate() {
+                            let piece = piece + i as u32 * 32;
+                            store_piece::<E>(piece < m.row_pieces, out, start + piece as u64 * 8, *v, factors);
+                        }
+                        piece += AT_ONCE as u32 * 32;
+                    }
+                    row += 8;
+                }
+                self.release_read_stage();
+                first += rows;
+            }
+        }
+    }
+}
+
+/// Where the maximum of a matrix of weights is found.
+#[inline(always)]
+fn weight_maximum(c: &Conversion, weights: u32) -> *mut i32 {
+    c.tensors.maxima.wrapping_add(2 + matrix::sequence(weights) as usize)
+}
+
+/// Rows of an item that a warpgroup converts: every second one.
+#[inline(always)]
+pub(in crate::kernel::wgmma_gemm) const fn rows_of(rows: u32, warpgroup: u32) -> u32 {
+    (rows + 1 - warpgroup) / 2
+}
+
+/// Publishing warp of a consumer warpgroup: counts its rows of a conversion item as done.
+///
+/// # Safety
+/// All lanes of one warp, for each conversion item once; the entry converts.
+#[inline(always)]
+pub(in crate::kernel::wgmma_gemm) unsafe fn publish<E: Entry>(item: &Item, warpgroup: u32, lane: u32) {
+    // SAFETY: the warpgroup arrives after its last store of the item (`Consumer::convert`); counters are the launch's.
+    unsafe {
+        named_barrier(named_barrier::PART_STORED + warpgroup, THREADS + 32);
+        let c = conversion::<E>();
+        let rows = rows_of(item.k_blocks, warpgroup);
+        let sequence = if item.kind == item_kind::TOKENS { item.product } else { matrix::sequence(item.product) };
+        let counter = sequence
+            + match item.kind {
+                item_kind::TOKENS => ready::TOKENS,
+                item_kind::MAXIMUM => ready::WEIGHT_MAXIMA,
+                _ if matrix::is_hidden(item.product) => ready::HIDDEN,
+                _ => ready::WEIGHTS,
+            };
+        let (block, _) = row_block(&c.tensors, sequence, item.m0);
+        let tokens = item.kind == item_kind::TOKENS;
+        red_add_release_if((lane == 0) & tokens, c.ready.wrapping_add(block as usize), rows);
+        red_add_release_if(lane == 0, c.ready.wrapping_add(counter as usize), rows);
+    }
+}
