@@ -2,11 +2,11 @@
 use attn_backward_kernels::config::cross_convert as config;
 use attn_backward_kernels::config::wgmma::segment_parts;
 use attn_backward_kernels::params::{CrossConvertParams, MAX_SEGMENTS};
-use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
+use attn_backward_kernels::params_wgmma::Conversion;
 
 use super::plan::Parts;
-use super::{DeviceGradients, DeviceInputs, Plan, Precision};
-use crate::gemm::{GroupedGemm, ProductTensors};
+use super::{DeviceGradients, DeviceInputs, Plan, Precision, conversion};
+use crate::gemm::{ConversionTensors, GroupedGemm, ProductTensors};
 use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
 use crate::workspace::Workspace;
 use crate::{Error, Region};
@@ -66,11 +66,29 @@ impl Backward {
         let regions = &self.plan.regions;
         let scratch = workspace.at(regions.gemm);
         let products = self.products(gradients, workspace);
-        let gemm = self.gemm.prepare(&products, scratch)?;
         let params = self.convert_params(inputs, workspace);
+        let converts = self.plan.gemm().converts();
+        let gemm = if converts {
+            let conversion = Conversion {
+                tensors: params,
+                ready: workspace.at(regions.ready) as *mut u32,
+                first_map: 0,
+                tokens_per_stage: conversion::stage_tokens(shape),
+                reserved: 0,
+            };
+            let from = ConversionTensors { conversion, batch_size: shape.batch_size };
+            self.gemm.prepare_converting(&products, &from, scratch)?
+        } else {
+            self.gemm.prepare(&products, scratch)?
+        };
 
-        // SAFETY: the region lies in the workspace, which was checked.
-        unsafe { stream.fill(workspace.at(regions.maxima), NO_MAXIMUM_BYTE, regions.maxima.bytes as usize)? };
+        let zeroed = regions.gemm.offset - regions.maxima.offset + gemm.counters().1 as u64;
+        // SAFETY: maxima, ready and the GEMM's counters follow each other in the workspace, which was checked.
+        unsafe { stream.fill(workspace.at(regions.maxima), 0, zeroed as usize)? };
+        if converts {
+            // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
+            return unsafe { self.gemm.launch_zeroed(stream, &gemm) };
+        }
         let (rows_dec, rows_enc, num_sms) = (params.rows_dec, params.rows_enc, self.plan.target().num_sms as u32);
         let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
         let weight_elements =
@@ -90,7 +108,7 @@ impl Backward {
             unsafe { kernel.launch(stream, &config, &params)? };
         }
         // SAFETY: as above; the operands are written by the launches before, on the same stream.
-        unsafe { self.gemm.launch(stream, &gemm) }
+        unsafe { self.gemm.launch_zeroed(stream, &gemm) }
     }
 
     fn convert_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> CrossConvertParams {
@@ -132,7 +150,8 @@ impl Backward {
     /// The products' tensors, in the plan's order.
     fn products(&self, gradients: &DeviceGradients<'_>, workspace: &Workspace) -> [ProductTensors; 5] {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
-        let exponent = |index: u64| workspace.at(regions.exponents) + 4 * index;
+        let exponents = if self.plan.gemm().converts() { regions.maxima } else { regions.exponents };
+        let exponent = |index: u64| workspace.at(exponents) + 4 * index;
         let high = self.plan.precision() == Precision::High;
         let segments = |a: Parts, a_offset: u64, b: Parts| {
             let [a, b] = [a, b].map(|parts| parts.map(|region| workspace.at(region)));

@@ -3,7 +3,7 @@
 use attn_backward_kernels::params::{
     AttentionParams, AttentionTile, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
 };
-use attn_backward_kernels::params_wgmma::WgmmaParams;
+use attn_backward_kernels::params_wgmma::{Conversion, WgmmaParams};
 use attn_backward_kernels::schedule::item::Item;
 use half::{bf16, f16};
 
@@ -17,6 +17,8 @@ pub unsafe trait KernelParams: Copy {}
 unsafe impl KernelParams for GemmParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for WgmmaParams {}
+// SAFETY: as above.
+unsafe impl KernelParams for WgmmaParams<Conversion> {}
 // SAFETY: as above.
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.

@@ -4,11 +4,11 @@
 //! the same shapes always get the same plan.
 
 use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
-use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use std::collections::BTreeSet;
 
 use super::Accumulation;
 use super::cost::Cost;
+use super::lead::Lead;
 use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
@@ -48,14 +48,16 @@ fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32
     tiling.widths[0] == widest && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
 }
 
-/// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
+/// The best tilings found for `products` on the blocks (at least 1) of `lead`; `None` if all need more than `max_tensor_maps`.
 pub fn search(
     accumulation: Accumulation,
     products: &[ProductShape],
-    num_sms: usize,
+    lead: &Lead,
+    max_tensor_maps: usize,
     k_cuts: KCuts,
 ) -> Option<Vec<Tiling>> {
-    let mut search = Search { accumulation, products, num_sms, k_cuts, played: 0 };
+    let num_sms = lead.done_ns.len();
+    let mut search = Search { accumulation, products, lead, max_tensor_maps, num_sms, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
     let units = units(products);
@@ -99,6 +101,8 @@ pub fn num_tensor_maps(accumulation: Accumulation, products: &[ProductShape], gr
 struct Search<'a> {
     accumulation: Accumulation,
     products: &'a [ProductShape],
+    lead: &'a Lead,
+    max_tensor_maps: usize,
     num_sms: usize,
     k_cuts: KCuts,
     played: usize,
@@ -109,14 +113,14 @@ impl Search<'_> {
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
         let groups = groups(self.products, tilings);
         let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, self.products[group.product].c_type);
-        let (runs, items) = runs(&groups, cost);
-        let hopeless = lower_bound_ns(&runs, self.num_sms) >= limit;
+        let (runs, items) = runs(&groups, self.lead, cost);
+        let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
         let spent = limit != u64::MAX && self.played + items > MAX_ITEMS_PLAYED;
-        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > MAX_TENSOR_MAPS {
+        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > self.max_tensor_maps {
             return None;
         }
         self.played += items;
-        Some(play(&groups, (&runs, items), cost, self.num_sms, |_, _| {}).makespan_ns)
+        Some(play(&groups, (&runs, items), self.lead, cost, |_, _| {}).makespan_ns)
     }
 
     /// Improves one unit after the other until none gets better.
