@@ -1,69 +1,27 @@
 //! What a consumer warpgroup and its publishing warp do for the conversion.
 use core::array::from_fn;
 
+use super::token::{Factors, Held, Streamed, Token, store_scaled};
 use super::{Matrix, Sequence, Stages, conversion, row_block};
 use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, named_barrier, ready};
-use crate::kernel::cross_convert::parts::store;
 use crate::kernel::wgmma_gemm::Entry;
 use crate::kernel::wgmma_gemm::consumer::Consumer;
-use crate::kernel::wgmma_gemm::operand::Operand;
 use crate::params_wgmma::Conversion;
-use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if};
+use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, shfl_from};
 use crate::ptx::memory::{lds128, red_max_s32_if, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
 use crate::schedule::item::{Item, item_kind, matrix};
-use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::shared;
 
 /// Pieces that a thread has under way at once where rows are streamed.
-const AT_ONCE: usize = 4;
+pub(super) const AT_ONCE: usize = 4;
 /// Threads of a warpgroup.
-const THREADS: u32 = 128;
-
-/// A token's row of gradients in a stage.
-struct Token<'a> {
-    sequence: &'a Sequence,
-    /// Shared address of the stage.
-    stage: u32,
-    /// Which token of the stage.
-    slot: u32,
-    thread: u32,
-}
-
-impl Token<'_> {
-    /// Pieces `first, first + 128, ..` of the converted row, summed over the heads of a group in order; past the row's end its last one.
-    #[inline(always)]
-    unsafe fn load<const HELD: usize>(&self, first: u32) -> [[f32; 4]; HELD] {
-        let s = self.sequence;
-        let head_bytes = s.per_stage << (s.head_shift + 4);
-        let at: [u32; HELD] = from_fn(|i| {
-            let piece = (first + i as u32 * THREADS).min(s.row_pieces - 1);
-            let second = piece >= s.source_pieces;
-            let piece = piece - if second { s.source_pieces } else { 0 };
-            let head = (piece >> s.head_shift) * s.groups;
-            let inside = (self.slot << s.head_shift) + (piece & ((1 << s.head_shift) - 1));
-            self.stage + if second { s.box_bytes } else { 0 } + head * head_bytes + inside * 16
-        });
-        let mut sum = [[0f32; 4]; HELD];
-        let mut offset = 0;
-        while offset < s.groups * head_bytes {
-            // SAFETY: the heads of the group are in the stage, which is full.
-            let v: [[u32; 4]; HELD] = from_fn(|i| unsafe { lds128(at[i] + offset) });
-            for (sum, v) in sum.iter_mut().zip(&v) {
-                for (sum, v) in sum.iter_mut().zip(v) {
-                    *sum += f32::from_bits(*v);
-                }
-            }
-            offset += head_bytes;
-        }
-        sum
-    }
-}
+pub(super) const THREADS: u32 = 128;
 
 /// Largest order (as [`scale::order`] says) of some elements and `other`.
 #[inline(always)]
-fn largest<const N: usize>(v: &[[f32; 4]; N], other: u32) -> u32 {
+pub(super) fn largest<const N: usize>(v: &[[f32; 4]; N], other: u32) -> u32 {
     let mut m = [other, 0, 0, 0];
     for v in v {
         for (m, x) in m.iter_mut().zip(v) {
@@ -73,30 +31,18 @@ fn largest<const N: usize>(v: &[[f32; 4]; N], other: u32) -> u32 {
     m[0].max(m[1]).max(m[2].max(m[3]))
 }
 
-/// Pieces `first, first + step, ..` of those from shared address `base`, but none after `last`.
+/// Pieces `first, first + step, ..` of those from shared address `base`, but none after `last` (`u32::MAX`: there are that many).
 ///
 /// # Safety
 /// The stage is full.
 #[inline(always)]
-unsafe fn stage_pieces(base: u32, first: u32, step: u32, last: u32) -> [[f32; 4]; AT_ONCE] {
+pub(super) unsafe fn stage_pieces(base: u32, first: u32, step: u32, last: u32) -> [[f32; 4]; AT_ONCE] {
     // SAFETY: as the caller promises.
-    from_fn(|i| unsafe { lds128(base + (first + i as u32 * step).min(last) * 16) }.map(f32::from_bits))
-}
-
-/// Stores a piece in the parts that the entry multiplies.
-///
-/// # Safety
-/// As [`store`].
-#[inline(always)]
-unsafe fn store_piece<E: Entry>(ok: bool, out: [*mut u16; 2], at: u64, v: [f32; 4], factors: (f32, f32)) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        if E::Operand::PROMOTED {
-            store::<2>(ok, out, at, v, factors);
-        } else {
-            store::<1>(ok, out, at, v, factors);
-        }
-    }
+    from_fn(|i| {
+        let piece = first + i as u32 * step;
+        let piece = if last == u32::MAX { piece } else { piece.min(last) };
+        unsafe { lds128(base + piece * 16) }.map(f32::from_bits)
+    })
 }
 
 impl Consumer {
@@ -109,79 +55,84 @@ impl Consumer {
         // SAFETY: as the caller promises; the item is the same for all threads.
         unsafe {
             let c = conversion::<E>();
-            match (item.kind, item.product) {
-                (item_kind::TOKENS, 0) => self.tokens::<E, 8>(c, item),
-                (item_kind::TOKENS, _) => self.tokens::<E, 4>(c, item),
-                (item_kind::MAXIMUM, _) => self.maximum(c, item),
-                _ => self.scale::<E>(c, item),
+            match item.kind {
+                item_kind::TOKENS => self.tokens::<E>(c, item),
+                item_kind::MAXIMUM => self.maximum(c, item),
+                _ if Matrix::of(c, item.product).row_pieces.is_multiple_of(AT_ONCE as u32 * 32) => {
+                    self.scale::<E, true>(c, item)
+                }
+                _ => self.scale::<E, false>(c, item),
             }
             named_barrier(named_barrier::PART_STORED + self.warpgroup, THREADS + 32);
         }
     }
 
-    /// Converts gradients; `HELD` pieces of a token are in registers between the two looks at it.
+    /// Converts gradients.
     ///
     /// # Safety
     /// As [`Consumer::convert`].
     #[inline(always)]
-    unsafe fn tokens<E: Entry, const HELD: usize>(&mut self, c: &Conversion, item: &Item) {
-        let p = &c.tensors;
+    unsafe fn tokens<E: Entry>(&mut self, c: &Conversion, item: &Item) {
         let s = Sequence::of(c, item.product);
+        let whole = s.row_pieces.is_multiple_of(THREADS) && s.hidden_pieces.is_multiple_of(THREADS);
+        // The model's sizes (16 heads of 256 on 4, 1536 and 1024 wide) have code of their own: no predicates, all of a token in registers.
+        // SAFETY: as the caller promises; all threads take the same arm.
+        unsafe {
+            match (s.row_pieces / THREADS, s.hidden_pieces / THREADS, s.groups > 1) {
+                (8, 3, false) if whole => self.walk_tokens::<E, Held<8, 3, false>>(c, item, &s),
+                (4, 2, true) if whole => self.walk_tokens::<E, Held<4, 2, true>>(c, item, &s),
+                _ => self.walk_tokens::<E, Streamed>(c, item, &s),
+            }
+        }
+    }
+
+    /// [`Consumer::tokens`], a token as `T` does it.
+    ///
+    /// # Safety
+    /// As [`Consumer::convert`].
+    #[inline(always)]
+    unsafe fn walk_tokens<E: Entry, T: Token>(&mut self, c: &Conversion, item: &Item, s: &Sequence) {
+        let p = &c.tensors;
         let (out, row_exponents) =
             if item.product == 0 { (p.dq, p.row_exponents_dec) } else { (p.dkv, p.row_exponents_enc) };
         let mut exchange = shared::dynamic_base() + EXCHANGE_OFFSET + self.warpgroup * EXCHANGE_BYTES;
         let mut top = i32::MIN;
-        let mut stages = Stages::new(&s, item.m0, item.k_blocks);
+        let mut stages = Stages::new(s, item.m0, item.k_blocks);
         let mut index = 0;
+        let places = T::new(s, self.thread);
         // SAFETY: the stage is full; each piece and each exponent has one writer; a set of maxima is written again two barriers later.
+        // The stage is given back after a barrier behind its last read by the warpgroup, or without one if the warpgroup reads none of it.
         unsafe {
             while stages.row < stages.end {
                 let row = stages.row;
                 let count = stages.tokens();
                 self.ring.wait_full();
                 let stage = self.ring.a();
-                let hidden = stage + s.tensors * s.box_bytes;
+                let unreleased = self.ring.unreleased();
+                self.ring.advance();
                 let mut slot = (index + self.warpgroup) & 1;
+                if slot >= count {
+                    unreleased.release(self.thread == 0);
+                }
                 while slot < count {
-                    let token = Token { sequence: &s, stage, slot, thread: self.thread };
-                    let held = token.load::<HELD>(self.thread);
-                    let mut gradient = largest(&held, 0);
-                    let mut piece = token.thread + HELD as u32 * THREADS;
-                    while piece - token.thread < s.row_pieces {
-                        gradient = largest(&token.load::<HELD>(piece), gradient);
-                        piece += HELD as u32 * THREADS;
-                    }
-                    let mut state = 0;
-                    let mut piece = token.thread;
-                    while piece - token.thread < s.hidden_pieces {
-                        let base = hidden + slot * s.hidden_pieces * 16;
-                        state = largest(&stage_pieces(base, piece, THREADS, s.hidden_pieces - 1), state);
-                        piece += AT_ONCE as u32 * THREADS;
-                    }
+                    let last = slot + 2 >= count;
+                    let (held, gradient, state) = places.load(s, stage, slot);
                     let (gradient, state) = self.warpgroup_max(exchange, gradient, state);
                     exchange ^= EXCHANGE_BYTES / 2;
+                    unreleased.release((self.thread == 0) & last & T::HOLDS_ALL);
                     let e = scale::row_exponent(gradient);
                     top = top.max(scale::token_exponent(gradient, state));
                     let row = row + slot;
                     stg32_if(self.thread == 0, row_exponents.wrapping_add(row as usize).cast(), e as u32);
-
-                    let factors = power_of_two_halves(-e);
-                    let start = row as u64 * s.row_pieces as u64 * 8;
-                    let store_pieces = |first: u32, v: &[[f32; 4]; HELD]| {
-                        for (i, v) in v.iter().enumerate() {
-                            let piece = first + i as u32 * THREADS;
-                            store_piece::<E>(piece < s.row_pieces, out, start + piece as u64 * 8, *v, factors);
-                        }
-                    };
-                    store_pieces(token.thread, &held);
-                    let mut piece = token.thread + HELD as u32 * THREADS;
-                    while piece - token.thread < s.row_pieces {
-                        store_pieces(piece, &token.load::<HELD>(piece));
-                        piece += HELD as u32 * THREADS;
+                    let start = row as usize * s.row_pieces as usize * 8;
+                    let out = out.map(|part| part.cast::<u8>().wrapping_add(start));
+                    places.store::<E>(s, stage, slot, &held, out, Factors::new(-e));
+                    if !T::HOLDS_ALL {
+                        named_barrier(named_barrier::WARPGROUP + self.warpgroup, THREADS);
+                        unreleased.release((self.thread == 0) & last);
                     }
                     slot += 2;
                 }
-                self.release_read_stage();
                 stages.advance(count);
                 index += count;
             }
@@ -239,12 +190,12 @@ impl Consumer {
         }
     }
 
-    /// Converts rows of weights or hidden states.
+    /// Converts rows of weights or hidden states; `WHOLE`: a warp's rounds fill a row exactly.
     ///
     /// # Safety
     /// As [`Consumer::convert`].
     #[inline(always)]
-    unsafe fn scale<E: Entry>(&mut self, c: &Conversion, item: &Item) {
+    unsafe fn scale<E: Entry, const WHOLE: bool>(&mut self, c: &Conversion, item: &Item) {
         let p = &c.tensors;
         let m = Matrix::of(c, item.product);
         let below = p.num_kv_heads as usize * p.head_dim as usize * p.cross_hidden_size as usize;
@@ -256,38 +207,39 @@ impl Consumer {
             matrix::DECODER => (p.x_dec, p.row_exponents_dec, 0),
             _ => (p.x_enc, p.row_exponents_enc, 1),
         };
-        // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup.
+        // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup. Lane `l` has the exponent of the `l`th.
         let class = self.warpgroup + self.thread / 32 * 2;
         let lane = self.thread % 32;
         let last = item.k_blocks - 1;
         let mut first = 0; // row of the item that the stage begins with
         // SAFETY: the stage is full; exponents and maxima are final, which the producer has acquired; each piece has one writer.
         unsafe {
-            let row_exponent = |row: u32| {
-                if row_exponents.is_null() {
-                    return 0;
-                }
-                ld_relaxed_s32(row_exponents.wrapping_add((item.m0 + row.min(last)) as usize))
-            };
             self.ring.wait_full();
             let word = ld_relaxed_s32(p.maxima.wrapping_add(maximum));
-            let mut next = row_exponent(class);
-            let exponent = scale::operand_exponent(scale::maximum_of_word(word));
+            let mine = (class + 8 * lane).min(last);
+            let mut exponents = 0;
+            if !row_exponents.is_null() {
+                exponents = ld_relaxed_s32(row_exponents.wrapping_add((item.m0 + mine) as usize));
+            }
+            exponents -= scale::operand_exponent(scale::maximum_of_word(word));
             while first <= last {
                 let rows = m.per_stage.min(last + 1 - first);
                 self.ring.wait_full();
                 let mut row = (class.wrapping_sub(first)) & 7;
                 while row < rows {
-                    let factors = power_of_two_halves(next - exponent);
-                    next = row_exponent(first + row + 8);
+                    let exponent = shfl_from(exponents as u32, (first + row) / 8) as i32;
+                    let factors = Factors::new(exponent);
                     let base = self.ring.a() + row * m.row_pieces * 16;
-                    let start = (item.m0 + first + row) as u64 * m.row_pieces as u64 * 8;
+                    let start = (item.m0 + first + row) as usize * m.row_pieces as usize * 8;
                     let mut piece = lane;
                     while piece - lane < m.row_pieces {
-                        let v = stage_pieces(base, piece, 32, m.row_pieces - 1);
-                        for (i, v) in v.iter().enumerate() {
-                            let piece = piece + i as u32 * 32;
-                            store_piece::<E>(piece < m.row_pieces, out, start + piece as u64 * 8, *v, factors);
+                        let last = if WHOLE { u32::MAX } else { m.row_pieces - 1 };
+                        let v = stage_pieces(base, piece, 32, last);
+                        let at = start + piece as usize * 8;
+                        let out = out.map(|part| part.cast::<u8>().wrapping_add(at));
+                        for (i, v) in factors.times(v).iter().enumerate() {
+                            let inside = WHOLE || piece + i as u32 * 32 < m.row_pieces;
+                            store_scaled::<E>(inside, out, i * 32 * 8, *v);
                         }
                         piece += AT_ONCE as u32 * 32;
                     }
@@ -308,7 +260,7 @@ fn weight_maximum(c: &Conversion, weights: u32) -> *mut i32 {
 
 /// Rows of an item that a warpgroup converts: every second one.
 #[inline(always)]
-pub(in crate::kernel::wgmma_gemm) const fn rows_of(rows: u32, warpgroup: u32) -> u32 {
+const fn rows_of(rows: u32, warpgroup: u32) -> u32 {
     (rows + 1 - warpgroup) / 2
 }
 

@@ -19,8 +19,9 @@ use crate::schedule::item::matrix;
 
 mod consume;
 mod produce;
+mod token;
 
-pub(super) use consume::{publish, rows_of};
+pub(super) use consume::publish;
 pub(super) use produce::wait_for_operands;
 
 /// A sequence of tokens; a piece is 16 bytes of fp32 (4 elements).

@@ -4,7 +4,7 @@ use crate::config::wgmma::ready;
 use crate::kernel::wgmma_gemm::Entry;
 use crate::params::Major;
 use crate::params_wgmma::{Conversion, TensorMap};
-use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, tma_load_3d};
+use crate::ptx::hopper::{bulk_load, evict_first, fence_proxy_async, ld_acquire, tma_load_3d_hinted};
 use crate::schedule::item::{Item, item_kind, matrix};
 use crate::tile::ring::Ring;
 
@@ -44,6 +44,7 @@ impl Ring {
         let s = Sequence::of(c, item.product);
         let mut stages = Stages::new(&s, item.m0, item.k_blocks);
         let hidden_bytes = 16 * s.hidden_pieces;
+        let policy = evict_first(); // hidden states are read again, gradients are not
         // SAFETY: the maps are encoded, their boxes have `box_bytes`; the hidden states of the tokens exist.
         unsafe {
             let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
@@ -52,10 +53,10 @@ impl Ring {
                 let tokens = stages.tokens();
                 self.acquire(s.tensors * s.box_bytes + tokens * hidden_bytes);
                 let at = [0, stages.place, stages.batch * c.tensors.num_heads];
-                tma_load_3d(self.a(), map, at, self.full());
+                tma_load_3d_hinted(self.a(), map, at, self.full(), policy);
                 let mut to = self.a() + s.box_bytes;
                 if item.product != 0 {
-                    tma_load_3d(to, map.add(1), at, self.full());
+                    tma_load_3d_hinted(to, map.add(1), at, self.full(), policy);
                     to += s.box_bytes;
                 }
                 let from = s.hidden.cast::<u8>().wrapping_add(stages.row as usize * hidden_bytes as usize);
