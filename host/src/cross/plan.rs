@@ -57,7 +57,7 @@ impl Plan {
             let leads = conversion::leads(shape, precision, target.num_sms);
             GemmPlan::converting(target, operands, &products, &leads)
         };
-        let converting = if target.module == ModuleKind::Hopper && conversion::supports(shape) { converting() } else { None };
+        let converting = if target.module == ModuleKind::Hopper { converting() } else { None };
         let gemm = match converting {
             Some(gemm) => gemm,
             None => GemmPlan::new(target, operands, &products)?,
@@ -126,7 +126,7 @@ fn ready_counters(gemm: &GemmPlan, rows_dec: usize, rows_enc: usize) -> u64 {
 }
 
 /// The products, in the order of [`super::launch`]: dgrad and wgrad of the decoder, then dgrad and the two wgrads of the encoder.
-fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
+pub(super) fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
     let product = |m, n, k, a_major| ProductShape { m, n, k, num_segments: segments, a_major, c_type: OutputType::F32 };
     let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
     let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);

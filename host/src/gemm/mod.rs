@@ -116,8 +116,8 @@ impl GemmPlan {
         Ok(GemmPlan { operands, products: products.into(), schedule })
     }
 
-    /// Plans `products` of fp16 operands for one launch of a kernel that converts them first, by the best of `leads` (at least one); `None` if there is
-    /// no such kernel for `target` or these products.
+    /// Plans `products` of fp16 operands for one launch of a kernel that converts them first, by the best of `leads`; `None` if there are none, or no
+    /// such kernel for `target` or these products.
     pub(crate) fn converting(
         target: &Target,
         operands: Operands,

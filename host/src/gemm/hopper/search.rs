@@ -13,8 +13,9 @@ use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
-/// Items that a search may play: about 10 ms.
+/// Items that a search may play: about 10 ms; behind a conversion, whose end all products must fit around, more.
 const MAX_ITEMS_PLAYED: usize = 250_000;
+const MAX_ITEMS_PLAYED_CONVERTING: usize = 1_000_000;
 /// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
 const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
 /// Up to this n all ways to cut it into tile widths are tried.
@@ -22,6 +23,8 @@ const MAX_N_FOR_ALL_WIDTHS: usize = 2048;
 
 /// Owner cuts of the deepest products that the search also starts from: a part is `k_blocks / share` deep.
 const START_CUTS: [(u32, u32); 2] = [(3, 1), (4, 2)];
+/// Cuts of all the deepest products that the search starts from behind a conversion.
+const CONVERTING_START_CUTS: [KSplit; 3] = [KSplit::Parts(2), KSplit::Parts(3), KSplit::Parts(4)];
 /// A cut along K must win this share of the makespan: it takes workspace, and real waits are longer than the model's.
 const LEAST_GAIN_OF_A_CUT: u64 = 200;
 
@@ -74,6 +77,17 @@ pub fn search(
             starts.push((start, Order::DeepestLast));
         }
     }
+    if lead.converts() {
+        // The deepest products are ready last: cutting one of them alone gains nothing.
+        let deepest = |product: &usize| products[*product] == products[units[0][0]];
+        for cut in options[0].iter().filter(|cut| CONVERTING_START_CUTS.contains(&cut.split)) {
+            let mut start = led_by(widest);
+            for product in (0..products.len()).filter(deepest) {
+                start[product] = cut.clone();
+            }
+            starts.push((start, Order::DeepestLast));
+        }
+    }
     starts.extend(allowed[1..].iter().map(|lead| (led_by(*lead), Order::DeepestFirst)));
 
     let mut best: Option<(u64, Vec<Tiling>)> = None;
@@ -115,7 +129,8 @@ impl Search<'_> {
         let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, self.products[group.product].c_type);
         let (runs, items) = runs(&groups, self.lead, cost);
         let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
-        let spent = limit != u64::MAX && self.played + items > MAX_ITEMS_PLAYED;
+        let most = if self.lead.converts() { MAX_ITEMS_PLAYED_CONVERTING } else { MAX_ITEMS_PLAYED };
+        let spent = limit != u64::MAX && self.played + items > most;
         if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > self.max_tensor_maps {
             return None;
         }

@@ -41,6 +41,7 @@ use crate::params_wgmma::{Conversion, Rider, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
+use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
@@ -94,8 +95,9 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
-    // The conversion: one a stage of each kind of item (of tokens two kinds), one a token of each kind, one an item, the publisher's.
-    2 * tiles + 3 + if converts { 8 } else { 0 }
+    // The conversion: three ways to take tokens with one barrier a token, the last of them one more; three kinds of other items, one a stage; one
+    // an item; the publisher's.
+    2 * tiles + 3 + if converts { 9 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -193,7 +195,8 @@ unsafe fn run<E: Entry>() {
         let map = t.wrapping_sub(32);
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
-        if t == 0 {
+        // Not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
+        if tid_again() == 0 {
             ring.init(2);
         }
         thread::sync_threads();
