@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn orders_lead_to_the_same_maxima_as_magnitudes() {
-        let values = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1.5, 3.0e38, f32::MAX, f32::MIN, f32::INFINITY, -f32::NAN, f32::NAN];
+        let values =
+            [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1.5, 3.0e38, f32::MAX, f32::MIN, f32::INFINITY, -f32::NAN, f32::NAN];
         for a in values {
             for b in values {
                 let expected = magnitude(a).max(magnitude(b));

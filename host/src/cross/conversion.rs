@@ -5,23 +5,28 @@
 //! own (`cross_convert_*`): with nothing to convert beside, those are faster.
 use std::ops::Range;
 
-use attn_backward_kernels::config::wgmma::{STAGE_BYTES, TILE_M, tokens_per_stage};
+use attn_backward_kernels::config::wgmma::{TILE_M, converting, tokens_per_stage};
 use attn_backward_kernels::schedule::item::{Item, item_kind, matrix};
 
 use super::{Precision, Shape};
 use crate::gemm::hopper::Lead;
 
-/// Most heads of a tensor-map box.
-const MAX_HEADS: usize = 256;
 /// Most tokens of an item, and most rows of another one. Powers of two: items do not cross row blocks.
 const MAX_ITEM_TOKENS: usize = 32;
 const MAX_ITEM_ROWS: usize = 64;
+const _: () = assert!(MAX_ITEM_ROWS <= converting::MAX_SCALE_ROWS as usize);
 
-/// Whether a launch can convert: a stage holds the gradients and hidden states of a token.
+/// Whether a launch can convert: it has code for the model's sizes alone, whatever the numbers of tokens.
 fn supports(shape: &Shape) -> bool {
-    let stage = STAGE_BYTES as usize;
-    let (dec, enc) = token_bytes(shape);
-    dec <= stage && enc <= stage && shape.num_heads <= MAX_HEADS && shape.rows_dec() > 0 && shape.rows_enc() > 0
+    let sizes = [shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.hidden_size, shape.cross_hidden_size];
+    let model = [
+        converting::NUM_HEADS,
+        converting::NUM_KV_HEADS,
+        converting::HEAD_DIM,
+        converting::HIDDEN_SIZE,
+        converting::CROSS_HIDDEN_SIZE,
+    ];
+    sizes == model.map(|size| size as usize) && shape.rows_dec() > 0 && shape.rows_enc() > 0
 }
 
 /// Bytes of a token's gradients and hidden states: decoder, encoder.
@@ -57,7 +62,7 @@ const SIGNAL_NS: u64 = 2_000;
 struct Choice {
     /// Blocks that convert beside the products of the others.
     converters: usize,
-    /// Decoder tokens that all blocks convert at first.
+    /// Decoder tokens that all blocks convert at first: whole row blocks, or all.
     initial_rows: usize,
 }
 
@@ -154,7 +159,8 @@ impl<'a> Deal<'a> {
             _ => (shape.rows_enc(), shape.cross_hidden_size),
         };
         let written = if kind == item_kind::SCALE { 2 * self.parts * columns } else { 0 };
-        let step = rows.div_ceil(converters).next_multiple_of(8).min(MAX_ITEM_ROWS);
+        let round = converting::ROUND_ROWS as usize;
+        let step = rows.div_ceil(converters).next_multiple_of(round).min(MAX_ITEM_ROWS);
         let deal = |first| {
             let count = step.min(rows - first);
             let item = Item { kind, product: index, ..rows_item(first, count) };
@@ -191,10 +197,19 @@ mod tests {
     use super::*;
     use crate::gemm::hopper::{Accumulation, HopperPlan, KCuts};
 
-    fn shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize, num_heads: usize, head_dim: usize) -> Shape {
-        let num_kv_heads = num_heads / 4;
+    fn shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize) -> Shape {
+        let (num_heads, num_kv_heads, head_dim) = (16, 4, 256);
         let (hidden_size, cross_hidden_size) = (1536, 1024);
-        Shape { batch_size, seq_len_dec, seq_len_enc, num_heads, num_kv_heads, head_dim, hidden_size, cross_hidden_size }
+        Shape {
+            batch_size,
+            seq_len_dec,
+            seq_len_enc,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            hidden_size,
+            cross_hidden_size,
+        }
     }
 
     /// What an item waits for, and what it counts: counters and their values. Part counters follow those of the conversion.
@@ -210,6 +225,9 @@ mod tests {
         let part = ready::counters(dec, enc) + item.counter;
         let count = item.k_blocks as usize;
         let of_matrix = matrix::sequence(item.product);
+        if item.kind == item_kind::MAXIMUM {
+            assert!(item.k_blocks.is_multiple_of(converting::ROUND_ROWS), "whole rounds");
+        }
         let sequence = of_matrix as usize;
         let (mut waits, counts) = match item.kind {
             item_kind::MAXIMUM => (vec![], vec![(ready::WEIGHT_MAXIMA + of_matrix, count)]),
@@ -274,8 +292,11 @@ mod tests {
         assert!(lists.iter().all(|list| list[0].k_blocks == 0), "a list waits for what never comes");
         let (q, kv) = (shape.q_out_dim(), shape.kv_out_dim());
         let weights = [q, kv, kv];
-        let expected = [(item_kind::MAXIMUM, &weights[..]), (item_kind::TOKENS, &[shape.rows_dec(), shape.rows_enc()]),
-            (item_kind::SCALE, &[q, kv, kv, shape.rows_dec(), shape.rows_enc()])];
+        let expected = [
+            (item_kind::MAXIMUM, &weights[..]),
+            (item_kind::TOKENS, &[shape.rows_dec(), shape.rows_enc()]),
+            (item_kind::SCALE, &[q, kv, kv, shape.rows_dec(), shape.rows_enc()]),
+        ];
         for (kind, rows) in expected {
             for (product, rows) in rows.iter().enumerate() {
                 let ranges = converted.get_mut(&(kind, product as u32)).expect("items of each kind");
@@ -296,7 +317,7 @@ mod tests {
                 Precision::Fast => (Accumulation::Plain, 1),
                 Precision::High => (Accumulation::Promoted, 3),
             };
-            let choices = [(num_sms.div_ceil(4), shape.rows_dec()), (1, 1), (num_sms, 5.min(shape.rows_dec()))];
+            let choices = [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
             let choices = choices.map(|(converters, initial_rows)| Choice { converters, initial_rows });
             let leads = choices.iter().map(|choice| Deal::new(shape, precision, num_sms).lead(choice));
             for lead in leads.chain(super::leads(shape, precision, num_sms)) {
@@ -314,25 +335,33 @@ mod tests {
             batch_size in 1usize..9,
             seq_len_dec in 1usize..600,
             seq_len_enc in 1usize..600,
-            num_heads in prop::sample::select(vec![4usize, 8, 16]),
-            num_sms in prop::sample::select(vec![1usize, 7, 78, 132]),
+            num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132]),
         ) {
-            check(&shape(batch_size, seq_len_dec, seq_len_enc, num_heads, 64), num_sms);
+            check(&shape(batch_size, seq_len_dec, seq_len_enc), num_sms);
         }
     }
 
     #[test]
     fn long_sequences_are_converted_beside_their_products() {
         for (batch_size, dec, enc) in [(4, 2048, 4096), (64, 256, 256), (1, 613, 691), (2, 128, 128)] {
-            check(&shape(batch_size, dec, enc, 16, 256), 132);
+            check(&shape(batch_size, dec, enc), 132);
         }
     }
 
     #[test]
-    fn tokens_that_do_not_fit_a_stage_are_not_supported() {
-        assert!(supports(&shape(1, 1, 1, 16, 256)) && !supports(&shape(1, 1, 1, 32, 256)));
-        assert!(!supports(&shape(1, 0, 1, 16, 256)) && !supports(&shape(0, 1, 1, 16, 256)));
-        assert_eq!(stage_tokens(&shape(1, 1, 1, 16, 256)), [2, 1]);
-        assert!(leads(&shape(1, 8192, 1, 32, 256), Precision::Fast, 132).is_empty());
+    fn other_sizes_and_short_sequences_are_left_to_launches_of_their_own() {
+        let model = shape(8, 1024, 1024);
+        assert!(!leads(&model, Precision::Fast, 132).is_empty());
+        assert_eq!(stage_tokens(&model), [2, 1]);
+        for other in [
+            Shape { num_heads: 8, num_kv_heads: 2, ..model },
+            Shape { num_heads: 32, num_kv_heads: 8, head_dim: 128, ..model },
+            Shape { hidden_size: 1024, ..model },
+            Shape { batch_size: 0, ..model },
+            Shape { seq_len_enc: 0, ..model },
+            Shape { batch_size: 1, seq_len_dec: 900, ..model },
+        ] {
+            assert!(leads(&other, Precision::Fast, 132).is_empty(), "{other:?}");
+        }
     }
 }

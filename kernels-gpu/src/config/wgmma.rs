@@ -82,6 +82,28 @@ pub const EXCHANGE_BYTES: u32 = 2 * 8 * 4;
 pub const CONVERTING_SMEM_BYTES: u32 = EXCHANGE_OFFSET + 2 * EXCHANGE_BYTES;
 const _: () = assert!(CONVERTING_SMEM_BYTES <= 232_448, "more than an SM gives to one block");
 
+/// Sizes of the operation that a launch can convert: it has code for these alone, which holds a token in registers.
+pub mod converting {
+    /// Query heads.
+    pub const NUM_HEADS: u32 = 16;
+    /// Key/value heads.
+    pub const NUM_KV_HEADS: u32 = 4;
+    /// Columns of a head.
+    pub const HEAD_DIM: u32 = 256;
+    /// Columns of dQ.
+    pub const Q_OUT_DIM: u32 = NUM_HEADS * HEAD_DIM;
+    /// Columns of dK and of dV.
+    pub const KV_OUT_DIM: u32 = NUM_KV_HEADS * HEAD_DIM;
+    /// Columns of decoder hidden states.
+    pub const HIDDEN_SIZE: u32 = 1536;
+    /// Columns of encoder hidden states.
+    pub const CROSS_HIDDEN_SIZE: u32 = 1024;
+    /// Rows of weights or hidden states that the warps of a block take at a time; items of weights have a multiple of them.
+    pub const ROUND_ROWS: u32 = 8;
+    /// Most rows of a scale item: a lane has the exponent of one of its warp's rows.
+    pub const MAX_SCALE_ROWS: u32 = 32 * ROUND_ROWS;
+}
+
 /// Indices of the counters of a launch that converts: rows that are done. `+ sequence` is 0 for the decoder and q_weight, 1 for the encoder,
 /// k_weight and v_weight.
 pub mod ready {

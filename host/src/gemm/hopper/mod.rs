@@ -99,12 +99,7 @@ impl HopperPlan {
     }
 
     /// The schedule of given tilings.
-    fn with_tilings(
-        accumulation: Accumulation,
-        products: &[ProductShape],
-        tilings: Vec<Tiling>,
-        lead: &Lead,
-    ) -> Self {
+    fn with_tilings(accumulation: Accumulation, products: &[ProductShape], tilings: Vec<Tiling>, lead: &Lead) -> Self {
         let groups = search::groups(products, &tilings);
         let cost = |group: &TileGroup| Cost::of(accumulation, group.width, products[group.product].c_type);
         let (runs, num_items) = schedule::runs(&groups, lead, cost);

@@ -95,9 +95,8 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
-    // The conversion: three ways to take tokens with one barrier a token, the last of them one more; three kinds of other items, one a stage; one
-    // an item; the publisher's.
-    2 * tiles + 3 + if converts { 9 } else { 0 }
+    // The conversion: one a token of either sequence, one a stage of maximum and of scale items, one an item, the publisher's.
+    2 * tiles + 3 + if converts { 6 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.

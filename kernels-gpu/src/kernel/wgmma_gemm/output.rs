@@ -116,7 +116,8 @@ pub(super) unsafe fn row_exponents<E: Entry>(product: *const WgmmaProduct, row: 
         } else {
             read(all)
         };
-        let of = |row: u32| if rows.is_null() { 0 } else { read(rows.add(if row < last { row } else { last } as usize)) };
+        let of =
+            |row: u32| if rows.is_null() { 0 } else { read(rows.add(if row < last { row } else { last } as usize)) };
         [common + of(row), common + of(row + 8)]
     }
 }

@@ -1,8 +1,9 @@
 //! What a consumer warpgroup and its publishing warp do for the conversion.
 use core::array::from_fn;
 
-use super::token::{Factors, Held, Streamed, Token, store_scaled};
+use super::token::{Factors, Token, store_scaled};
 use super::{Matrix, Sequence, Stages, conversion, row_block};
+use crate::config::wgmma::converting::{CROSS_HIDDEN_SIZE, HIDDEN_SIZE, KV_OUT_DIM, Q_OUT_DIM, ROUND_ROWS};
 use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, named_barrier, ready};
 use crate::kernel::wgmma_gemm::Entry;
 use crate::kernel::wgmma_gemm::consumer::Consumer;
@@ -15,9 +16,18 @@ use crate::schedule::item::{Item, item_kind, matrix};
 use cuda_std::shared;
 
 /// Pieces that a thread has under way at once where rows are streamed.
-pub(super) const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 4;
 /// Threads of a warpgroup.
 pub(super) const THREADS: u32 = 128;
+/// Pieces that each of them has of a token: converted gradients and hidden states, decoder and encoder.
+const DECODER_PIECES: usize = (Q_OUT_DIM / 4 / THREADS) as usize;
+const DECODER_HIDDEN_PIECES: usize = (HIDDEN_SIZE / 4 / THREADS) as usize;
+const ENCODER_PIECES: usize = (2 * KV_OUT_DIM / 4 / THREADS) as usize;
+const ENCODER_HIDDEN_PIECES: usize = (CROSS_HIDDEN_SIZE / 4 / THREADS) as usize;
+// No piece is left over. Rows are whole rounds of a warp (scale), eight of them whole rounds of both warpgroups (maximum).
+const _: () = assert!(Q_OUT_DIM.is_multiple_of(4 * THREADS) && KV_OUT_DIM.is_multiple_of(2 * THREADS));
+const _: () = assert!(HIDDEN_SIZE.is_multiple_of(4 * THREADS) && CROSS_HIDDEN_SIZE.is_multiple_of(4 * THREADS));
+const _: () = assert!(AT_ONCE == 4 && ROUND_ROWS == 8);
 
 /// Largest order (as [`scale::order`] says) of some elements and `other`.
 #[inline(always)]
@@ -31,18 +41,14 @@ pub(super) fn largest<const N: usize>(v: &[[f32; 4]; N], other: u32) -> u32 {
     m[0].max(m[1]).max(m[2].max(m[3]))
 }
 
-/// Pieces `first, first + step, ..` of those from shared address `base`, but none after `last` (`u32::MAX`: there are that many).
+/// Pieces `first, first + step, ..` of those from shared address `base`.
 ///
 /// # Safety
-/// The stage is full.
+/// The stage is full and holds them.
 #[inline(always)]
-pub(super) unsafe fn stage_pieces(base: u32, first: u32, step: u32, last: u32) -> [[f32; 4]; AT_ONCE] {
+unsafe fn stage_pieces(base: u32, first: u32, step: u32) -> [[f32; 4]; AT_ONCE] {
     // SAFETY: as the caller promises.
-    from_fn(|i| {
-        let piece = first + i as u32 * step;
-        let piece = if last == u32::MAX { piece } else { piece.min(last) };
-        unsafe { lds128(base + piece * 16) }.map(f32::from_bits)
-    })
+    from_fn(|i| unsafe { lds128(base + (first + i as u32 * step) * 16) }.map(f32::from_bits))
 }
 
 impl Consumer {
@@ -55,43 +61,27 @@ impl Consumer {
         // SAFETY: as the caller promises; the item is the same for all threads.
         unsafe {
             let c = conversion::<E>();
-            match item.kind {
-                item_kind::TOKENS => self.tokens::<E>(c, item),
-                item_kind::MAXIMUM => self.maximum(c, item),
-                _ if Matrix::of(c, item.product).row_pieces.is_multiple_of(AT_ONCE as u32 * 32) => {
-                    self.scale::<E, true>(c, item)
-                }
-                _ => self.scale::<E, false>(c, item),
+            match (item.kind, item.product) {
+                (item_kind::TOKENS, 0) => self.tokens::<E, DECODER_PIECES, DECODER_HIDDEN_PIECES, false>(c, item),
+                (item_kind::TOKENS, _) => self.tokens::<E, ENCODER_PIECES, ENCODER_HIDDEN_PIECES, true>(c, item),
+                (item_kind::MAXIMUM, _) => self.maximum(c, item),
+                _ => self.scale::<E>(c, item),
             }
             named_barrier(named_barrier::PART_STORED + self.warpgroup, THREADS + 32);
         }
     }
 
-    /// Converts gradients.
+    /// Converts gradients, each token of `GRADIENT * 128` and `HIDDEN * 128` pieces.
     ///
     /// # Safety
     /// As [`Consumer::convert`].
     #[inline(always)]
-    unsafe fn tokens<E: Entry>(&mut self, c: &Conversion, item: &Item) {
-        let s = Sequence::of(c, item.product);
-        let whole = s.row_pieces.is_multiple_of(THREADS) && s.hidden_pieces.is_multiple_of(THREADS);
-        // The model's sizes (16 heads of 256 on 4, 1536 and 1024 wide) have code of their own: no predicates, all of a token in registers.
-        // SAFETY: as the caller promises; all threads take the same arm.
-        unsafe {
-            match (s.row_pieces / THREADS, s.hidden_pieces / THREADS, s.groups > 1) {
-                (8, 3, false) if whole => self.walk_tokens::<E, Held<8, 3, false>>(c, item, &s),
-                (4, 2, true) if whole => self.walk_tokens::<E, Held<4, 2, true>>(c, item, &s),
-                _ => self.walk_tokens::<E, Streamed>(c, item, &s),
-            }
-        }
-    }
-
-    /// [`Consumer::tokens`], a token as `T` does it.
-    ///
-    /// # Safety
-    /// As [`Consumer::convert`].
-    #[inline(always)]
-    unsafe fn walk_tokens<E: Entry, T: Token>(&mut self, c: &Conversion, item: &Item, s: &Sequence) {
+    unsafe fn tokens<E: Entry, const GRADIENT: usize, const HIDDEN: usize, const GROUPED: bool>(
+        &mut self,
+        c: &Conversion,
+        item: &Item,
+    ) {
+        let s = &Sequence::of(c, item.product);
         let p = &c.tensors;
         let (out, row_exponents) =
             if item.product == 0 { (p.dq, p.row_exponents_dec) } else { (p.dkv, p.row_exponents_enc) };
@@ -99,7 +89,7 @@ impl Consumer {
         let mut top = i32::MIN;
         let mut stages = Stages::new(s, item.m0, item.k_blocks);
         let mut index = 0;
-        let places = T::new(s, self.thread);
+        let token = Token::<GRADIENT, HIDDEN, GROUPED>::new(s, self.thread);
         // SAFETY: the stage is full; each piece and each exponent has one writer; a set of maxima is written again two barriers later.
         // The stage is given back after a barrier behind its last read by the warpgroup, or without one if the warpgroup reads none of it.
         unsafe {
@@ -116,21 +106,17 @@ impl Consumer {
                 }
                 while slot < count {
                     let last = slot + 2 >= count;
-                    let (held, gradient, state) = places.load(s, stage, slot);
+                    let (pieces, gradient, state) = token.load(s, stage, slot);
                     let (gradient, state) = self.warpgroup_max(exchange, gradient, state);
                     exchange ^= EXCHANGE_BYTES / 2;
-                    unreleased.release((self.thread == 0) & last & T::HOLDS_ALL);
+                    unreleased.release((self.thread == 0) & last);
                     let e = scale::row_exponent(gradient);
                     top = top.max(scale::token_exponent(gradient, state));
                     let row = row + slot;
                     stg32_if(self.thread == 0, row_exponents.wrapping_add(row as usize).cast(), e as u32);
                     let start = row as usize * s.row_pieces as usize * 8;
                     let out = out.map(|part| part.cast::<u8>().wrapping_add(start));
-                    places.store::<E>(s, stage, slot, &held, out, Factors::new(-e));
-                    if !T::HOLDS_ALL {
-                        named_barrier(named_barrier::WARPGROUP + self.warpgroup, THREADS);
-                        unreleased.release((self.thread == 0) & last);
-                    }
+                    token.store::<E>(pieces, out, Factors::new(-e));
                     slot += 2;
                 }
                 stages.advance(count);
@@ -178,7 +164,7 @@ impl Consumer {
                 let mut first = 0;
                 while first < pieces {
                     let mine = first + self.warpgroup * THREADS + self.thread;
-                    order = largest(&stage_pieces(self.ring.a(), mine, 2 * THREADS, pieces - 1), order);
+                    order = largest(&stage_pieces(self.ring.a(), mine, 2 * THREADS), order);
                     first += AT_ONCE as u32 * 2 * THREADS;
                 }
                 self.release_read_stage();
@@ -190,12 +176,12 @@ impl Consumer {
         }
     }
 
-    /// Converts rows of weights or hidden states; `WHOLE`: a warp's rounds fill a row exactly.
+    /// Converts rows of weights or hidden states.
     ///
     /// # Safety
     /// As [`Consumer::convert`].
     #[inline(always)]
-    unsafe fn scale<E: Entry, const WHOLE: bool>(&mut self, c: &Conversion, item: &Item) {
+    unsafe fn scale<E: Entry>(&mut self, c: &Conversion, item: &Item) {
         let p = &c.tensors;
         let m = Matrix::of(c, item.product);
         let below = p.num_kv_heads as usize * p.head_dim as usize * p.cross_hidden_size as usize;
@@ -233,13 +219,11 @@ impl Consumer {
                     let start = (item.m0 + first + row) as usize * m.row_pieces as usize * 8;
                     let mut piece = lane;
                     while piece - lane < m.row_pieces {
-                        let last = if WHOLE { u32::MAX } else { m.row_pieces - 1 };
-                        let v = stage_pieces(base, piece, 32, last);
+                        let v = stage_pieces(base, piece, 32);
                         let at = start + piece as usize * 8;
                         let out = out.map(|part| part.cast::<u8>().wrapping_add(at));
                         for (i, v) in factors.times(v).iter().enumerate() {
-                            let inside = WHOLE || piece + i as u32 * 32 < m.row_pieces;
-                            store_scaled::<E>(inside, out, i * 32 * 8, *v);
+                            store_scaled::<E>(out, i * 32 * 8, *v);
                         }
                         piece += AT_ONCE as u32 * 32;
                     }
