@@ -1,6 +1,6 @@
 //! Parameters of the Hopper grouped GEMM, by value: the tensor maps are inside, so a launch needs no copy for them.
 
-use crate::params::{CrossConvertParams, MAX_PRODUCTS, PartialSum};
+use crate::params::{MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
@@ -26,12 +26,18 @@ pub struct WgmmaProduct {
     /// Null, or one exponent for all of C, added to the row's. fp16 operands only. `cross_wgmma_*`: the maximum (as a word of
     /// [`scale`](crate::scale)) that it follows from.
     pub exponent: *const i32,
+    /// Null, or what to multiply for A in the k-block that `WgmmaParams::k_limit` cuts: its 64 rows of k with zeros past the limit,
+    /// `[m / 64, 64 of k, 64 of m]`, each 64 x 64 tile as `layout::swizzle_128b` has it and on a 16-byte boundary. If `m / 64` is odd, one more
+    /// tile is readable. Null where A holds zeros past the limit, or is K-major.
+    pub a_boundary: *const u8,
+    /// The same of B, `[n / 64, 64 of k, 64 of n]`.
+    pub b_boundary: *const u8,
     /// Row pitch of C in bytes.
     pub c_pitch_bytes: u32,
     /// Rows of C.
     pub rows: u32,
 }
-const _: () = assert!(size_of::<WgmmaProduct>() == 32);
+const _: () = assert!(size_of::<WgmmaProduct>() == 48);
 
 /// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
 #[repr(C)]
@@ -41,7 +47,7 @@ pub struct ColumnSum {
     pub x: *const u16,
     /// bf16 `[columns]`, on a 16-byte boundary.
     pub out: *mut u16,
-    /// Rows; 0 gives zeros.
+    /// Rows; 0 gives zeros. Those from `*WgmmaParams::k_limit` on are not summed.
     pub rows: u32,
     /// Columns, a multiple of 8; 0: nothing to do.
     pub columns: u32,
@@ -78,22 +84,65 @@ impl Rider {
     };
 }
 
-/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_*`.
+/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_*`. The gradients are loaded by tensor maps; all
+/// else is as in [`CrossConvertParams`](crate::params::CrossConvertParams).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
-    /// The tensors. `exponents` is not used: the products read `maxima`.
-    pub tensors: CrossConvertParams,
+    /// fp32 `[rows_dec, hidden_size]`.
+    pub decoder_hidden_states: *const f32,
+    /// fp32 `[rows_enc, cross_hidden_size]`.
+    pub encoder_hidden_states: *const f32,
+    /// fp32 `[q_out_dim, hidden_size]`.
+    pub q_weight: *const f32,
+    /// fp32 `[kv_out_dim, cross_hidden_size]`.
+    pub k_weight: *const f32,
+    /// fp32 `[kv_out_dim, cross_hidden_size]`.
+    pub v_weight: *const f32,
+    /// Out: fp16 parts of `[rows_dec, q_out_dim]`.
+    pub dq: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_enc, 2 * kv_out_dim]`.
+    pub dkv: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_dec, hidden_size]`.
+    pub x_dec: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_enc, cross_hidden_size]`.
+    pub x_enc: [*mut u16; 2],
+    /// Out: fp16 parts of `[q_out_dim, hidden_size]`.
+    pub wq: [*mut u16; 2],
+    /// Out: fp16 parts of `[2 * kv_out_dim, cross_hidden_size]`.
+    pub wkv: [*mut u16; 2],
+    /// Out: `[rows_dec]`.
+    pub row_exponents_dec: *mut i32,
+    /// Out: `[rows_enc]`.
+    pub row_exponents_enc: *mut i32,
+    /// `[4]`, zero when the launch begins.
+    pub maxima: *mut i32,
     /// `[config::wgmma::ready::counters(..)]`, all zero when the launch begins: how many rows of what are done.
     pub ready: *mut u32,
+    /// Decoder tokens, not 0.
+    pub rows_dec: u32,
+    /// Encoder tokens, not 0.
+    pub rows_enc: u32,
+    /// Tokens of a decoder sequence.
+    pub seq_len_dec: u32,
+    /// Tokens of an encoder sequence.
+    pub seq_len_enc: u32,
+    /// Sizes as in `config::wgmma::converting`.
+    pub num_heads: u32,
+    /// Key/value heads.
+    pub num_kv_heads: u32,
+    /// Columns of a head.
+    pub head_dim: u32,
+    /// Decoder width.
+    pub hidden_size: u32,
+    /// Encoder width.
+    pub cross_hidden_size: u32,
     /// Tensor map of grad_query_states; those of grad_key_states and grad_value_states follow.
     pub first_map: u32,
     /// Tokens whose gradients and hidden states a stage holds: decoder, encoder.
     pub tokens_per_stage: [u32; 2],
-    /// Zero.
-    pub reserved: u32,
 }
-const _: () = assert!(size_of::<Conversion>() == 256);
+const _: () = assert!(size_of::<Conversion>() == 216);
 
 /// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels.
 #[repr(C, align(16))]
@@ -113,10 +162,18 @@ pub struct WgmmaParams<B = Rider> {
     pub items_per_block: u32,
     /// Maps in use.
     pub num_maps: u32,
+    /// Null, or where the device says how much of k is summed in products with MN-major A, whose k is `k_rows`: the number of tokens, in
+    /// operation A's weight gradients. Operands may hold anything past it in whole k-blocks, and in the k-block that it cuts if they
+    /// have a `boundary`. A value that is negative or at least `k_rows` is no limit. Not for promoted operands.
+    pub k_limit: *const i32,
+    /// See `k_limit`.
+    pub k_rows: u32,
+    /// Zero.
+    pub reserved: u32,
     /// What else the launch does.
     pub beside: B,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
-const _: () = assert!(size_of::<WgmmaParams<Conversion>>() == 4032);
+const _: () = assert!(size_of::<WgmmaParams>() == 4016 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams<Conversion>>() == 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

@@ -317,7 +317,8 @@ mod tests {
                 Precision::Fast => (Accumulation::Plain, 1),
                 Precision::High => (Accumulation::Promoted, 3),
             };
-            let choices = [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
+            let choices =
+                [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
             let choices = choices.map(|(converters, initial_rows)| Choice { converters, initial_rows });
             let leads = choices.iter().map(|choice| Deal::new(shape, precision, num_sms).lead(choice));
             for lead in leads.chain(super::leads(shape, precision, num_sms)) {

@@ -69,14 +69,12 @@ impl Backward {
         let params = self.convert_params(inputs, workspace);
         let converts = self.plan.gemm().converts();
         let gemm = if converts {
-            let conversion = Conversion {
-                tensors: params,
-                ready: workspace.at(regions.ready) as *mut u32,
-                first_map: 0,
-                tokens_per_stage: conversion::stage_tokens(shape),
-                reserved: 0,
+            let gradients = [params.grad_query_states, params.grad_key_states, params.grad_value_states];
+            let from = ConversionTensors {
+                conversion: self.conversion(&params, workspace),
+                gradients: gradients.map(|tensor| tensor as u64),
+                batch_size: shape.batch_size,
             };
-            let from = ConversionTensors { conversion, batch_size: shape.batch_size };
             self.gemm.prepare_converting(&products, &from, scratch)?
         } else {
             self.gemm.prepare(&products, scratch)?
@@ -109,6 +107,38 @@ impl Backward {
         }
         // SAFETY: as above; the operands are written by the launches before, on the same stream.
         unsafe { self.gemm.launch_zeroed(stream, &gemm) }
+    }
+
+    /// What a launch that converts gets of the conversion's parameters.
+    fn conversion(&self, of: &CrossConvertParams, workspace: &Workspace) -> Conversion {
+        Conversion {
+            decoder_hidden_states: of.decoder_hidden_states,
+            encoder_hidden_states: of.encoder_hidden_states,
+            q_weight: of.q_weight,
+            k_weight: of.k_weight,
+            v_weight: of.v_weight,
+            dq: of.dq,
+            dkv: of.dkv,
+            x_dec: of.x_dec,
+            x_enc: of.x_enc,
+            wq: of.wq,
+            wkv: of.wkv,
+            row_exponents_dec: of.row_exponents_dec,
+            row_exponents_enc: of.row_exponents_enc,
+            maxima: of.maxima,
+            ready: workspace.at(self.plan.regions.ready) as *mut u32,
+            rows_dec: of.rows_dec,
+            rows_enc: of.rows_enc,
+            seq_len_dec: of.seq_len_dec,
+            seq_len_enc: of.seq_len_enc,
+            num_heads: of.num_heads,
+            num_kv_heads: of.num_kv_heads,
+            head_dim: of.head_dim,
+            hidden_size: of.hidden_size,
+            cross_hidden_size: of.cross_hidden_size,
+            first_map: 0,
+            tokens_per_stage: conversion::stage_tokens(self.plan.shape()),
+        }
     }
 
     fn convert_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> CrossConvertParams {
@@ -167,6 +197,7 @@ impl Backward {
             lda,
             ldb: n,
             ldc: n,
+            ..Default::default()
         };
         let (q_out, kv_out) = (shape.q_out_dim() as u32, shape.kv_out_dim() as u32);
         let (hidden, cross) = (shape.hidden_size as u32, shape.cross_hidden_size as u32);

@@ -47,6 +47,8 @@ pub(crate) enum PreparedGemm {
 pub(crate) struct ConversionTensors {
     /// Parameters; `first_map` is filled in.
     pub conversion: Conversion,
+    /// Addresses of grad_query_states, grad_key_states and grad_value_states.
+    pub gradients: [u64; 3],
     /// Batches.
     pub batch_size: usize,
 }
@@ -220,6 +222,8 @@ fn wgmma_params<B>(
         c: std::ptr::null_mut(),
         row_exponents: std::ptr::null(),
         exponent: std::ptr::null(),
+        a_boundary: std::ptr::null(),
+        b_boundary: std::ptr::null(),
         c_pitch_bytes: 0,
         rows: 0,
     };
@@ -229,10 +233,13 @@ fn wgmma_params<B>(
             c: of.c as *mut u8,
             row_exponents: of.row_exponents as *const i32,
             exponent: of.exponent as *const i32,
+            a_boundary: of.a_boundary as *const u8,
+            b_boundary: of.b_boundary as *const u8,
             c_pitch_bytes: of.ldc * ElementType::from(shape.c_type).bytes() as u32,
             rows: shape.m as u32,
         };
     }
+    let limited = tensors.iter().zip(plan.products()).find(|(of, _)| of.k_limit != 0);
     Ok(WgmmaParams {
         maps,
         products,
@@ -241,6 +248,9 @@ fn wgmma_params<B>(
         counters: counters as *mut u32,
         items_per_block: plan.items_per_block() as u32,
         num_maps: specs.len() as u32,
+        k_limit: limited.map_or(0, |(of, _)| of.k_limit) as *const i32,
+        k_rows: limited.map_or(0, |(_, shape)| shape.k as u32),
+        reserved: 0,
         beside,
     })
 }
@@ -302,24 +312,25 @@ fn encode(
 
 /// Maps of grad_query_states, grad_key_states and grad_value_states: boxes of all heads of a stage's tokens.
 fn conversion_maps(gpu: &Gpu, from: &ConversionTensors) -> Result<[TensorMap; 3], Error> {
-    let Conversion { tensors, tokens_per_stage: [dec, enc], .. } = from.conversion;
-    let map = |name, address: *const f32, seq_len: u32, tokens| {
-        let heads = (from.batch_size * tensors.num_heads as usize) as u64;
-        let (head_dim, row_bytes) = (tensors.head_dim, 4 * u64::from(tensors.head_dim));
+    let Conversion { num_heads, head_dim, seq_len_dec, seq_len_enc, tokens_per_stage: [dec, enc], .. } =
+        from.conversion;
+    let map = |name, address, seq_len: u32, tokens| {
+        let row_bytes = 4 * u64::from(head_dim);
         let tiled = TiledTensor {
-            address: address as u64,
+            address,
             dtype: TensorMapDtype::F32,
-            dims: &[u64::from(head_dim), u64::from(seq_len), heads],
+            dims: &[u64::from(head_dim), u64::from(seq_len), from.batch_size as u64 * u64::from(num_heads)],
             outer_strides_bytes: &[row_bytes, u64::from(seq_len) * row_bytes],
-            box_dims: &[head_dim, tokens, tensors.num_heads],
+            box_dims: &[head_dim, tokens, num_heads],
             swizzle: Swizzle::None,
         };
         tiled.encode(gpu, name)
     };
+    let [query, key, value] = from.gradients;
     Ok([
-        map("grad_query_states", tensors.grad_query_states, tensors.seq_len_dec, dec)?,
-        map("grad_key_states", tensors.grad_key_states, tensors.seq_len_enc, enc)?,
-        map("grad_value_states", tensors.grad_value_states, tensors.seq_len_enc, enc)?,
+        map("grad_query_states", query, seq_len_dec, dec)?,
+        map("grad_key_states", key, seq_len_enc, enc)?,
+        map("grad_value_states", value, seq_len_enc, enc)?,
     ])
 }
 

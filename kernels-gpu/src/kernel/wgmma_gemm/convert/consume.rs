@@ -82,9 +82,8 @@ impl Consumer {
         item: &Item,
     ) {
         let s = &Sequence::of(c, item.product);
-        let p = &c.tensors;
         let (out, row_exponents) =
-            if item.product == 0 { (p.dq, p.row_exponents_dec) } else { (p.dkv, p.row_exponents_enc) };
+            if item.product == 0 { (c.dq, c.row_exponents_dec) } else { (c.dkv, c.row_exponents_enc) };
         let mut exchange = shared::dynamic_base() + EXCHANGE_OFFSET + self.warpgroup * EXCHANGE_BYTES;
         let mut top = i32::MIN;
         let mut stages = Stages::new(s, item.m0, item.k_blocks);
@@ -122,7 +121,7 @@ impl Consumer {
                 stages.advance(count);
                 index += count;
             }
-            let maximum = p.maxima.wrapping_add(item.product as usize);
+            let maximum = c.maxima.wrapping_add(item.product as usize);
             red_max_s32_if(self.thread == 0, maximum, scale::maximum_word(top));
         }
     }
@@ -182,16 +181,15 @@ impl Consumer {
     /// As [`Consumer::convert`].
     #[inline(always)]
     unsafe fn scale<E: Entry>(&mut self, c: &Conversion, item: &Item) {
-        let p = &c.tensors;
         let m = Matrix::of(c, item.product);
-        let below = p.num_kv_heads as usize * p.head_dim as usize * p.cross_hidden_size as usize;
+        let below = c.num_kv_heads as usize * c.head_dim as usize * c.cross_hidden_size as usize;
         let none = core::ptr::null_mut();
         let (out, row_exponents, maximum) = match item.product {
-            matrix::Q_WEIGHT => (p.wq, none, 2),
-            matrix::K_WEIGHT => (p.wkv, none, 3),
-            matrix::V_WEIGHT => (p.wkv.map(|part| part.wrapping_add(below)), none, 3),
-            matrix::DECODER => (p.x_dec, p.row_exponents_dec, 0),
-            _ => (p.x_enc, p.row_exponents_enc, 1),
+            matrix::Q_WEIGHT => (c.wq, none, 2),
+            matrix::K_WEIGHT => (c.wkv, none, 3),
+            matrix::V_WEIGHT => (c.wkv.map(|part| part.wrapping_add(below)), none, 3),
+            matrix::DECODER => (c.x_dec, c.row_exponents_dec, 0),
+            _ => (c.x_enc, c.row_exponents_enc, 1),
         };
         // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup. Lane `l` has the exponent of the `l`th.
         let class = self.warpgroup + self.thread / 32 * 2;
@@ -201,7 +199,7 @@ impl Consumer {
         // SAFETY: the stage is full; exponents and maxima are final, which the producer has acquired; each piece has one writer.
         unsafe {
             self.ring.wait_full();
-            let word = ld_relaxed_s32(p.maxima.wrapping_add(maximum));
+            let word = ld_relaxed_s32(c.maxima.wrapping_add(maximum));
             let mine = (class + 8 * lane).min(last);
             let mut exponents = 0;
             if !row_exponents.is_null() {
@@ -239,7 +237,7 @@ impl Consumer {
 /// Where the maximum of a matrix of weights is found.
 #[inline(always)]
 fn weight_maximum(c: &Conversion, weights: u32) -> *mut i32 {
-    c.tensors.maxima.wrapping_add(2 + matrix::sequence(weights) as usize)
+    c.maxima.wrapping_add(2 + matrix::sequence(weights) as usize)
 }
 
 /// Rows of an item that a warpgroup converts: every second one.
@@ -267,7 +265,7 @@ pub(in crate::kernel::wgmma_gemm) unsafe fn publish<E: Entry>(item: &Item, warpg
                 _ if matrix::is_hidden(item.product) => ready::HIDDEN,
                 _ => ready::WEIGHTS,
             };
-        let (block, _) = row_block(&c.tensors, sequence, item.m0);
+        let (block, _) = row_block(c, sequence, item.m0);
         let tokens = item.kind == item_kind::TOKENS;
         red_add_release_if((lane == 0) & tokens, c.ready.wrapping_add(block as usize), rows);
         red_add_release_if(lane == 0, c.ready.wrapping_add(counter as usize), rows);

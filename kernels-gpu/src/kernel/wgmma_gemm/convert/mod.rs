@@ -13,7 +13,6 @@
 //! stage of the item, since the producer's arrival follows its acquire, or by TMA after a proxy fence.
 use super::Entry;
 use crate::config::wgmma::{TILE_M, ready, rows_per_stage};
-use crate::params::CrossConvertParams;
 use crate::params_wgmma::Conversion;
 use crate::schedule::item::matrix;
 
@@ -48,12 +47,11 @@ impl Sequence {
     /// Sequence `index`: 0 decoder, 1 encoder.
     #[inline(always)]
     fn of(c: &Conversion, index: u32) -> Self {
-        let p: &CrossConvertParams = &c.tensors;
-        let head_shift = p.head_dim.trailing_zeros() - 2;
+        let head_shift = c.head_dim.trailing_zeros() - 2;
         let (seq_len, heads, hidden, hidden_size, per_stage) = if index == 0 {
-            (p.seq_len_dec, p.num_heads, p.decoder_hidden_states, p.hidden_size, c.tokens_per_stage[0])
+            (c.seq_len_dec, c.num_heads, c.decoder_hidden_states, c.hidden_size, c.tokens_per_stage[0])
         } else {
-            (p.seq_len_enc, p.num_kv_heads, p.encoder_hidden_states, p.cross_hidden_size, c.tokens_per_stage[1])
+            (c.seq_len_enc, c.num_kv_heads, c.encoder_hidden_states, c.cross_hidden_size, c.tokens_per_stage[1])
         };
         // SAFETY: there are key/value heads, and items name tokens of sequences that have some.
         unsafe { core::hint::assert_unchecked(heads != 0 && seq_len != 0) };
@@ -62,11 +60,11 @@ impl Sequence {
             seq_len,
             row_pieces: source_pieces << index,
             source_pieces,
-            groups: p.num_heads / heads,
+            groups: c.num_heads / heads,
             head_shift,
             hidden_pieces: hidden_size / 4,
             per_stage,
-            box_bytes: (p.num_heads << (head_shift + 4)) * per_stage,
+            box_bytes: (c.num_heads << (head_shift + 4)) * per_stage,
             tensors: 1 + index,
             hidden,
         }
@@ -122,15 +120,14 @@ impl Matrix {
     /// The matrix that an item names.
     #[inline(always)]
     fn of(c: &Conversion, index: u32) -> Self {
-        let p = &c.tensors;
         let source = match index {
-            matrix::Q_WEIGHT => p.q_weight,
-            matrix::K_WEIGHT => p.k_weight,
-            matrix::V_WEIGHT => p.v_weight,
-            matrix::DECODER => p.decoder_hidden_states,
-            _ => p.encoder_hidden_states,
+            matrix::Q_WEIGHT => c.q_weight,
+            matrix::K_WEIGHT => c.k_weight,
+            matrix::V_WEIGHT => c.v_weight,
+            matrix::DECODER => c.decoder_hidden_states,
+            _ => c.encoder_hidden_states,
         };
-        let row_pieces = if matrix::sequence(index) == 0 { p.hidden_size } else { p.cross_hidden_size } / 4;
+        let row_pieces = if matrix::sequence(index) == 0 { c.hidden_size } else { c.cross_hidden_size } / 4;
         // SAFETY: rows are not empty.
         unsafe { core::hint::assert_unchecked(row_pieces != 0) };
         Matrix { source, row_pieces, per_stage: rows_per_stage(16 * row_pieces) }
@@ -139,21 +136,21 @@ impl Matrix {
 
 /// Rows of weights of a sequence.
 #[inline(always)]
-fn weight_rows(p: &CrossConvertParams, sequence: u32) -> u32 {
-    if sequence == 0 { p.num_heads * p.head_dim } else { 2 * p.num_kv_heads * p.head_dim }
+fn weight_rows(c: &Conversion, sequence: u32) -> u32 {
+    if sequence == 0 { c.num_heads * c.head_dim } else { 2 * c.num_kv_heads * c.head_dim }
 }
 
 /// Tokens of a sequence.
 #[inline(always)]
-fn tokens(p: &CrossConvertParams, sequence: u32) -> u32 {
-    if sequence == 0 { p.rows_dec } else { p.rows_enc }
+fn tokens(c: &Conversion, sequence: u32) -> u32 {
+    if sequence == 0 { c.rows_dec } else { c.rows_enc }
 }
 
 /// Counter of the row block of a token, and the tokens of the block.
 #[inline(always)]
-fn row_block(p: &CrossConvertParams, sequence: u32, row: u32) -> (u32, u32) {
-    let left = tokens(p, sequence) - row / TILE_M * TILE_M;
-    (ready::row_block(sequence, row, p.rows_dec), if left < TILE_M { left } else { TILE_M })
+fn row_block(c: &Conversion, sequence: u32, row: u32) -> (u32, u32) {
+    let left = tokens(c, sequence) - row / TILE_M * TILE_M;
+    (ready::row_block(sequence, row, c.rows_dec), if left < TILE_M { left } else { TILE_M })
 }
 
 /// The conversion of a launch.

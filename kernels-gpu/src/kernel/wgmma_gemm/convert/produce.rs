@@ -21,12 +21,11 @@ impl Ring {
             match item.kind {
                 item_kind::TOKENS => self.load_tokens::<E>(c, item),
                 item_kind::SCALE => {
-                    let p = &c.tensors;
                     let sequence = matrix::sequence(item.product);
                     if matrix::is_hidden(item.product) {
-                        wait_for(c, ready::TOKENS + sequence, tokens(p, sequence));
+                        wait_for(c, ready::TOKENS + sequence, tokens(c, sequence));
                     } else {
-                        wait_for(c, ready::WEIGHT_MAXIMA + sequence, weight_rows(p, sequence));
+                        wait_for(c, ready::WEIGHT_MAXIMA + sequence, weight_rows(c, sequence));
                     }
                     self.load_matrix(c, item);
                 }
@@ -52,7 +51,7 @@ impl Ring {
             while stages.row < stages.end {
                 let tokens = stages.tokens();
                 self.acquire(s.tensors * s.box_bytes + tokens * hidden_bytes);
-                let at = [0, stages.place, stages.batch * c.tensors.num_heads];
+                let at = [0, stages.place, stages.batch * c.num_heads];
                 tma_load_3d_hinted(self.a(), map, at, self.full(), policy);
                 let mut to = self.a() + s.box_bytes;
                 if item.product != 0 {
@@ -100,16 +99,15 @@ pub(in crate::kernel::wgmma_gemm) unsafe fn wait_for_operands<E: Entry>(item: &I
     // SAFETY: as the caller promises.
     unsafe {
         let c = conversion::<E>();
-        let p = &c.tensors;
         // Decoder: products 0 and 1, encoder: 2 to 4.
         let sequence = (item.product >= 2) as u32;
         if item.a_major == Major::Mn as u32 {
             // Hidden states are converted when all gradients of their sequence are.
-            wait_for(c, ready::HIDDEN + sequence, tokens(p, sequence));
+            wait_for(c, ready::HIDDEN + sequence, tokens(c, sequence));
         } else {
-            let (counter, rows) = row_block(p, sequence, item.m0);
+            let (counter, rows) = row_block(c, sequence, item.m0);
             wait_for(c, counter, rows);
-            wait_for(c, ready::WEIGHTS + sequence, weight_rows(p, sequence));
+            wait_for(c, ready::WEIGHTS + sequence, weight_rows(c, sequence));
         }
         fence_proxy_async();
     }
