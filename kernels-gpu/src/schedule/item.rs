@@ -46,7 +46,8 @@ pub mod matrix {
 
 /// One unit of work, 64 bytes.
 ///
-/// In each list parts come first, then whole tiles, owners, reduce items. Parts wait for nothing, so once every block of the launch is resident
+/// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, but for reduce items,
+/// which are last). Parts wait for no other product, so once every block of the launch is resident
 /// all parts are done and what waits for them goes on. Not before: a block that waits keeps its SM, and one whose parts it waits for may
 /// find none, for example where two such launches on different streams each hold some SMs. Hence the launch must be cooperative if
 /// the lists hold owners or reduce items.
@@ -58,19 +59,19 @@ pub mod matrix {
 pub struct Item {
     /// See [`item_kind`].
     pub kind: u32,
-    /// Index into `WgmmaParams::products`.
+    /// Index into `WgmmaParams::products`; conversion: see [`item_kind`].
     pub product: u32,
     /// Layout of A (`Major as u32`); B is always MN-major.
     pub a_major: u32,
     /// Columns of the tile.
     pub width: u32,
-    /// First row of the tile.
+    /// First row of the tile; conversion: first row.
     pub m0: u32,
     /// First column of the tile.
     pub n0: u32,
     /// First k, over all segments, a multiple of 64. Reduce: the first 8-column group, relative to the tile.
     pub k0: u32,
-    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. 0 ends a list.
+    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. Conversion: rows. 0 ends a list.
     pub k_blocks: u32,
     /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor (promoted: A and B in their next parts).
     pub segment_k: u32,

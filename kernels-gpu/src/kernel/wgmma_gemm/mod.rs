@@ -4,22 +4,26 @@
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
 //! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
+//! `cross_wgmma_*` make the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
-//! must be resident at once, see [`Item`]: a cooperative launch. Deterministic: parts are added in a fixed order, nothing is added atomically.
+//! must be resident at once, see [`Item`]: a cooperative launch; always if the launch converts. Deterministic: parts are added in a fixed order;
+//! counts, and maxima of integers, are all that is atomic.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
-//! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]), the rest of warp 0 idles. Warpgroups 1
+//! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]; idle if it converts), the rest of warp 0 idles. Warpgroups 1
 //! and 2: consumers, 64 rows of the 128-row tile each.
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
-//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
+//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all. Converting: maxima of warps `[2 warpgroups][2 sets][8]` words
+//! at 229,440; 229,568 in all.
 //!
 //! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
-//! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
+//! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory. Converting: the sizes of `config::wgmma::converting`; maxima and
+//! `ready` are zero; 229,568 bytes of dynamic shared memory.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -27,6 +31,7 @@
 //! Matrix units truncate what they add to an accumulator, an error that grows with k. Promoted: after every
 //! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item (half as many before warpgroup 1's first time) the accumulators are added to fp32
 //! totals (to nearest) and start from 0 again; parts are totals.
+//! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does, bit for bit.
 //!
 //! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
