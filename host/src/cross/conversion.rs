@@ -52,6 +52,8 @@ const SHARES: [usize; 4] = [8, 6, 5, 4];
 const TURNS: [usize; 5] = [0, 1, 3, 2, 2];
 /// With fewer decoder tokens than this for each SM, the products are too short to convert anything beside them (measured: 2 and 5 lose).
 const LEAST_TOKENS_PER_SM: usize = 7;
+/// With more tokens than this the lists would get long, and there are more tiles than the wgmma kernels take.
+const MOST_TOKENS: usize = 1 << 21;
 /// What an item costs beside its bytes.
 const ITEM_NS: u64 = 200;
 /// From the last store of an item until another block goes on that has waited for it.
@@ -75,7 +77,8 @@ pub(super) fn leads(shape: &Shape, precision: Precision, num_sms: usize) -> Vec<
         let initial_rows = (row_blocks * TILE_M as usize).min(shape.rows_dec());
         Choice { converters, initial_rows }
     };
-    let worth_it = supports(shape) && shape.rows_dec() >= LEAST_TOKENS_PER_SM * num_sms;
+    let long_enough = shape.rows_dec() >= LEAST_TOKENS_PER_SM * num_sms;
+    let worth_it = supports(shape) && long_enough && shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
     let shares: &[usize] = if worth_it { &SHARES } else { &[] };
     let choices = shares.iter().map(|share| choice(*share)).filter(|choice| choice.converters > 0);
     choices.map(|choice| Deal::new(shape, precision, num_sms).lead(&choice)).collect()
@@ -361,6 +364,7 @@ mod tests {
             Shape { batch_size: 0, ..model },
             Shape { seq_len_enc: 0, ..model },
             Shape { batch_size: 1, seq_len_dec: 900, ..model },
+            Shape { batch_size: 1 << 20, seq_len_dec: 2047, ..model },
         ] {
             assert!(leads(&other, Precision::Fast, 132).is_empty(), "{other:?}");
         }

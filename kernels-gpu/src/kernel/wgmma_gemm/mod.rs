@@ -31,7 +31,7 @@
 //! Matrix units truncate what they add to an accumulator, an error that grows with k. Promoted: after every
 //! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item (half as many before warpgroup 1's first time) the accumulators are added to fp32
 //! totals (to nearest) and start from 0 again; parts are totals.
-//! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does, bit for bit.
+//! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
 //! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.

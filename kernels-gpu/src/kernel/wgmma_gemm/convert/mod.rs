@@ -1,10 +1,11 @@
 //! Operation B's conversion to scaled fp16, by the launch that multiplies: items like tiles, through the same ring.
 //!
-//! Formula: that of [`cross_convert`](crate::kernel::cross_convert), bit for bit. The producer loads rows of fp32 into a stage; a consumer warpgroup takes every
-//! second row of an item, counted from the item's first. Its publishing warp counts what is done in `conversion.ready`, and whoever needs it waits there.
+//! Formula: that of [`cross_convert`](crate::kernel::cross_convert), bit for bit (but that a zero keeps its sign). The producer loads rows of fp32
+//! into a stage; a consumer warpgroup takes every second row of an item, counted from the item's first. Its publishing warp counts what is
+//! done in `conversion.ready`, and whoever needs it waits there.
 //! * maximum items: 16 bytes a thread at a time, any of the rows.
-//! * token items: a warpgroup holds a token between finding its largest element and storing it, thread `i` the pieces `i, i + 128, ..`
-//!   (16 bytes of fp32); what it cannot hold it reads again.
+//! * token items: a warpgroup holds a token in registers from its one reading to its storing, thread `i` the pieces `i, i + 128, ..` (16 bytes of
+//!   fp32). The stage is given back as soon as all have read.
 //! * scale items: a warp takes every eighth row.
 //!
 //! Stage of a token item: `[tensors][num_heads][tokens][head_dim]` of gradients, one or two tensors (dK and dV), then `[tokens][hidden]`.
