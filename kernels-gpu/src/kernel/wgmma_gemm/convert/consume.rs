@@ -2,7 +2,7 @@
 use core::array::from_fn;
 
 use super::token::{Factors, Token, store_scaled};
-use super::{Matrix, Sequence, Stages, conversion, row_block};
+use super::{Matrix, Sequence, conversion, row_block};
 use crate::config::wgmma::converting::{CROSS_HIDDEN_SIZE, HIDDEN_SIZE, KV_OUT_DIM, Q_OUT_DIM, ROUND_ROWS};
 use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, named_barrier, ready};
 use crate::kernel::wgmma_gemm::Entry;
@@ -12,6 +12,7 @@ use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, shfl
 use crate::ptx::memory::{lds128, red_max_s32_if, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
+use crate::schedule::convert::{first_slot, rows_of};
 use crate::schedule::item::{Item, item_kind, matrix};
 use cuda_std::shared;
 
@@ -86,7 +87,7 @@ impl Consumer {
             if item.product == 0 { (c.dq, c.row_exponents_dec) } else { (c.dkv, c.row_exponents_enc) };
         let mut exchange = shared::dynamic_base() + EXCHANGE_OFFSET + self.warpgroup * EXCHANGE_BYTES;
         let mut top = i32::MIN;
-        let mut stages = Stages::new(s, item.m0, item.k_blocks);
+        let mut stages = s.stages(item);
         let mut index = 0;
         let token = Token::<GRADIENT, HIDDEN, GROUPED>::new(s, self.thread);
         // SAFETY: the stage is full; each piece and each exponent has one writer; a set of maxima is written again two barriers later.
@@ -99,7 +100,7 @@ impl Consumer {
                 let stage = self.ring.a();
                 let unreleased = self.ring.unreleased();
                 self.ring.advance();
-                let mut slot = (index + self.warpgroup) & 1;
+                let mut slot = first_slot(index, self.warpgroup);
                 if slot >= count {
                     unreleased.release(self.thread == 0);
                 }
@@ -238,12 +239,6 @@ impl Consumer {
 #[inline(always)]
 fn weight_maximum(c: &Conversion, weights: u32) -> *mut i32 {
     c.maxima.wrapping_add(2 + matrix::sequence(weights) as usize)
-}
-
-/// Rows of an item that a warpgroup converts: every second one.
-#[inline(always)]
-const fn rows_of(rows: u32, warpgroup: u32) -> u32 {
-    (rows + 1 - warpgroup) / 2
 }
 
 /// Publishing warp of a consumer warpgroup: counts its rows of a conversion item as done.

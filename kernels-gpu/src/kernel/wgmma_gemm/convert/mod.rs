@@ -15,7 +15,8 @@
 use super::Entry;
 use crate::config::wgmma::{TILE_M, ready, rows_per_stage};
 use crate::params_wgmma::Conversion;
-use crate::schedule::item::matrix;
+use crate::schedule::convert::{StageLayout, Stages};
+use crate::schedule::item::{Item, matrix};
 
 mod consume;
 mod produce;
@@ -26,21 +27,11 @@ pub(super) use produce::wait_for_operands;
 
 /// A sequence of tokens; a piece is 16 bytes of fp32 (4 elements).
 struct Sequence {
+    layout: StageLayout,
     seq_len: u32,
-    /// Pieces of a converted row, all and those of the first tensor.
+    /// Pieces of a converted row.
     row_pieces: u32,
-    source_pieces: u32,
-    /// Heads that are summed.
-    groups: u32,
-    /// log2 of the pieces of a head.
-    head_shift: u32,
     hidden_pieces: u32,
-    /// Tokens of a stage.
-    per_stage: u32,
-    /// Bytes of a tensor in a stage.
-    box_bytes: u32,
-    /// Tensors that are loaded.
-    tensors: u32,
     hidden: *const f32,
 }
 
@@ -49,63 +40,33 @@ impl Sequence {
     #[inline(always)]
     fn of(c: &Conversion, index: u32) -> Self {
         let head_shift = c.head_dim.trailing_zeros() - 2;
-        let (seq_len, heads, hidden, hidden_size, per_stage) = if index == 0 {
+        let (seq_len, heads, hidden, hidden_size, tokens) = if index == 0 {
             (c.seq_len_dec, c.num_heads, c.decoder_hidden_states, c.hidden_size, c.tokens_per_stage[0])
         } else {
             (c.seq_len_enc, c.num_kv_heads, c.encoder_hidden_states, c.cross_hidden_size, c.tokens_per_stage[1])
         };
         // SAFETY: there are key/value heads, and items name tokens of sequences that have some.
         unsafe { core::hint::assert_unchecked(heads != 0 && seq_len != 0) };
-        let source_pieces = heads << head_shift;
+        let (tensors, num_heads) = (1 + index, c.num_heads);
         Sequence {
+            layout: StageLayout { tensors, num_heads, groups: num_heads / heads, head_shift, tokens },
             seq_len,
-            row_pieces: source_pieces << index,
-            source_pieces,
-            groups: c.num_heads / heads,
-            head_shift,
+            row_pieces: (heads << head_shift) << index,
             hidden_pieces: hidden_size / 4,
-            per_stage,
-            box_bytes: (c.num_heads << (head_shift + 4)) * per_stage,
-            tensors: 1 + index,
             hidden,
         }
     }
-}
 
-/// Walk over the tokens of an item, a stage at a time: a stage's tokens are of one batch.
-struct Stages {
-    row: u32,
-    end: u32,
-    batch: u32,
-    place: u32,
-    seq_len: u32,
-    per_stage: u32,
-}
-
-impl Stages {
+    /// Walk over an item's tokens.
     #[inline(always)]
-    fn new(sequence: &Sequence, first: u32, rows: u32) -> Self {
-        let batch = first / sequence.seq_len;
-        let place = first - batch * sequence.seq_len;
-        let (seq_len, per_stage) = (sequence.seq_len, sequence.per_stage);
-        Stages { row: first, end: first + rows, batch, place, seq_len, per_stage }
+    fn stages(&self, item: &Item) -> Stages {
+        Stages::new(self.seq_len, self.layout.tokens, item.m0, item.k_blocks)
     }
 
-    /// Tokens of the stage at hand.
+    /// Bytes of the gradients in a stage; hidden states follow.
     #[inline(always)]
-    fn tokens(&self) -> u32 {
-        self.per_stage.min(self.end - self.row).min(self.seq_len - self.place)
-    }
-
-    /// Goes past them.
-    #[inline(always)]
-    fn advance(&mut self, tokens: u32) {
-        self.row += tokens;
-        self.place += tokens;
-        if self.place == self.seq_len {
-            self.place = 0;
-            self.batch += 1;
-        }
+    fn gradient_bytes(&self) -> u32 {
+        self.layout.tensors * self.layout.box_bytes()
     }
 }
 

@@ -1,5 +1,5 @@
 //! What the producer thread does for the conversion: loads, and waits for what is converted.
-use super::{Matrix, Sequence, Stages, conversion, row_block, tokens, weight_rows};
+use super::{Matrix, Sequence, conversion, row_block, tokens, weight_rows};
 use crate::config::wgmma::ready;
 use crate::kernel::wgmma_gemm::Entry;
 use crate::params::Major;
@@ -41,22 +41,22 @@ impl Ring {
     #[inline(always)]
     unsafe fn load_tokens<E: Entry>(&mut self, c: &Conversion, item: &Item) {
         let s = Sequence::of(c, item.product);
-        let mut stages = Stages::new(&s, item.m0, item.k_blocks);
+        let mut stages = s.stages(item);
         let hidden_bytes = 16 * s.hidden_pieces;
         let policy = evict_first(); // hidden states are read again, gradients are not
-        // SAFETY: the maps are encoded, their boxes have `box_bytes`; the hidden states of the tokens exist.
+        // SAFETY: the maps are encoded, their boxes have the layout's bytes; the hidden states of the tokens exist.
         unsafe {
             let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
             let map = maps.add((c.first_map + item.product) as usize);
             while stages.row < stages.end {
                 let tokens = stages.tokens();
-                self.acquire(s.tensors * s.box_bytes + tokens * hidden_bytes);
+                self.acquire(s.gradient_bytes() + tokens * hidden_bytes);
                 let at = [0, stages.place, stages.batch * c.num_heads];
                 tma_load_3d_hinted(self.a(), map, at, self.full(), policy);
-                let mut to = self.a() + s.box_bytes;
+                let mut to = self.a() + s.layout.box_bytes();
                 if item.product != 0 {
                     tma_load_3d_hinted(to, map.add(1), at, self.full(), policy);
-                    to += s.box_bytes;
+                    to += s.layout.box_bytes();
                 }
                 let from = s.hidden.cast::<u8>().wrapping_add(stages.row as usize * hidden_bytes as usize);
                 bulk_load(to, from.cast(), tokens * hidden_bytes, self.full());

@@ -51,22 +51,6 @@ pub(super) unsafe fn store_scaled<E: Entry>(out: [*mut u8; 2], at: usize, v: Pie
     }
 }
 
-/// Shared address of a piece of the converted row in a stage: of the first head of its group, slot 0, relative to the stage.
-#[inline(always)]
-fn place(s: &Sequence, piece: u32) -> u32 {
-    let second = piece >= s.source_pieces;
-    let piece = piece - if second { s.source_pieces } else { 0 };
-    let head = (piece >> s.head_shift) * s.groups;
-    let inside = piece & ((1 << s.head_shift) - 1);
-    (if second { s.box_bytes } else { 0 }) + head * head_bytes(s) + inside * 16
-}
-
-/// Bytes of a head in a stage: of all its tokens.
-#[inline(always)]
-fn head_bytes(s: &Sequence) -> u32 {
-    s.per_stage << (s.head_shift + 4)
-}
-
 /// Where a thread finds its part of any token of `GRADIENT * 128` pieces of gradients and `HIDDEN * 128` of hidden states. `GROUPED`: heads are
 /// summed.
 pub(super) struct Token<const GRADIENT: usize, const HIDDEN: usize, const GROUPED: bool> {
@@ -78,7 +62,7 @@ impl<const GRADIENT: usize, const HIDDEN: usize, const GROUPED: bool> Token<GRAD
     /// For a thread of the warpgroup.
     #[inline(always)]
     pub fn new(s: &Sequence, thread: u32) -> Self {
-        Token { places: from_fn(|i| place(s, thread + i as u32 * THREADS)), thread }
+        Token { places: from_fn(|i| s.layout.piece_bytes(thread + i as u32 * THREADS)), thread }
     }
 
     /// Its pieces of the token in `slot` of the stage, summed over the heads of a group in order, and the largest orders of its gradients and
@@ -88,16 +72,16 @@ impl<const GRADIENT: usize, const HIDDEN: usize, const GROUPED: bool> Token<GRAD
     /// The stage is full and holds the slot.
     #[inline(always)]
     pub unsafe fn load(&self, s: &Sequence, stage: u32, slot: u32) -> ([Piece; GRADIENT], u32, u32) {
-        let mut base = stage + (slot << (s.head_shift + 4));
-        let hidden = stage + s.tensors * s.box_bytes + (slot * s.hidden_pieces + self.thread) * 16;
+        let mut base = stage + s.layout.slot_bytes(slot);
+        let hidden = stage + s.gradient_bytes() + (slot * s.hidden_pieces + self.thread) * 16;
         // SAFETY: all pieces are in the stage, as the caller promises.
         unsafe {
             let mut sum: [Piece; GRADIENT] = from_fn(|i| lds128(base + self.places[i]).map(f32::from_bits));
             let x: [Piece; HIDDEN] = from_fn(|i| lds128(hidden + i as u32 * THREADS * 16).map(f32::from_bits));
             if GROUPED {
                 let mut group = 1;
-                while group < s.groups {
-                    base += head_bytes(s);
+                while group < s.layout.groups {
+                    base += s.layout.head_bytes();
                     let v: [Piece; GRADIENT] = from_fn(|i| lds128(base + self.places[i]).map(f32::from_bits));
                     for (sum, v) in sum.iter_mut().zip(&v) {
                         for (sum, v) in sum.iter_mut().zip(v) {
