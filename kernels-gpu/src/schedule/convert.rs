@@ -135,8 +135,8 @@ mod tests {
                 while stages.row < stages.end {
                     let tokens = stages.tokens();
                     for slot in 0..tokens {
-                        let takers =
-                            [0, 1].map(|w| slot >= first_slot(index, w) && (slot - first_slot(index, w)) % 2 == 0);
+                        let takers = [0, 1]
+                            .map(|w| slot >= first_slot(index, w) && (slot - first_slot(index, w)).is_multiple_of(2));
                         assert!(takers[0] != takers[1]);
                         taken[takers[1] as usize] += 1;
                     }
