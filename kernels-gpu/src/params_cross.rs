@@ -40,8 +40,8 @@ pub struct CrossConvertParams {
     pub row_exponents_dec: *mut i32,
     /// Out, by gradients: `[rows_enc]`.
     pub row_exponents_enc: *mut i32,
-    /// `[4]`, filled with [`NO_MAXIMUM_BYTE`](crate::scale::NO_MAXIMUM_BYTE) before gradients runs. Out, by gradients: the largest
-    /// exponent of decoder tokens, encoder tokens, q_weight, and k_weight with v_weight.
+    /// `[4]`, zero before gradients runs. Out, by gradients: the largest exponent of decoder tokens, encoder tokens, q_weight, and k_weight
+    /// with v_weight, as [`maximum_word`](crate::scale::maximum_word) says.
     pub maxima: *mut i32,
     /// Out, by operands: `[4]`, the exponents of grad_q_weight, of grad_k_weight and grad_v_weight, of q_weight, and of k_weight with
     /// v_weight.

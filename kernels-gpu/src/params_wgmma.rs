@@ -4,7 +4,7 @@ use crate::params::{AttentionParams, MAX_PRODUCTS, PartialSum};
 use crate::schedule::item::Item;
 
 /// Tensor maps that one launch can hold.
-pub const MAX_TENSOR_MAPS: usize = 25;
+pub const MAX_TENSOR_MAPS: usize = 27;
 
 /// A `CUtensorMap`: 128 bytes that the driver encodes.
 ///
@@ -23,7 +23,8 @@ pub struct WgmmaProduct {
     pub c: *mut u8,
     /// Null, or `[rows]`: exponents of the power of two that each row of C is multiplied by. fp16 operands only.
     pub row_exponents: *const i32,
-    /// Null, or one exponent for all of C, added to the row's. fp16 operands only.
+    /// Null, or one exponent for all of C, added to the row's. fp16 operands only. `cross_wgmma_*`: the maximum (as a word of
+    /// [`scale`](crate::scale)) that it follows from.
     pub exponent: *const i32,
     /// Null, or what to multiply for A in the k-block that `WgmmaParams::k_limit` cuts: its 64 rows of k with zeros past the limit,
     /// `[m / 64, 64 of k, 64 of m]`, each 64 x 64 tile as `layout::swizzle_128b` has it and on a 16-byte boundary. If `m / 64` is odd, one more
@@ -83,10 +84,94 @@ impl Rider {
     };
 }
 
-/// Parameters of the `wgmma_*` kernels.
+/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_*`. The gradients are loaded by tensor maps; all
+/// else is as in [`CrossConvertParams`](crate::params::CrossConvertParams).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion {
+    /// fp32 `[rows_dec, hidden_size]`.
+    pub decoder_hidden_states: *const f32,
+    /// fp32 `[rows_enc, cross_hidden_size]`.
+    pub encoder_hidden_states: *const f32,
+    /// fp32 `[q_out_dim, hidden_size]`.
+    pub q_weight: *const f32,
+    /// fp32 `[kv_out_dim, cross_hidden_size]`.
+    pub k_weight: *const f32,
+    /// fp32 `[kv_out_dim, cross_hidden_size]`.
+    pub v_weight: *const f32,
+    /// Out: fp16 parts of `[rows_dec, q_out_dim]`.
+    pub dq: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_enc, 2 * kv_out_dim]`.
+    pub dkv: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_dec, hidden_size]`.
+    pub x_dec: [*mut u16; 2],
+    /// Out: fp16 parts of `[rows_enc, cross_hidden_size]`.
+    pub x_enc: [*mut u16; 2],
+    /// Out: fp16 parts of `[q_out_dim, hidden_size]`.
+    pub wq: [*mut u16; 2],
+    /// Out: fp16 parts of `[2 * kv_out_dim, cross_hidden_size]`.
+    pub wkv: [*mut u16; 2],
+    /// Out: `[rows_dec]`.
+    pub row_exponents_dec: *mut i32,
+    /// Out: `[rows_enc]`.
+    pub row_exponents_enc: *mut i32,
+    /// `[4]`, zero when the launch begins.
+    pub maxima: *mut i32,
+    /// `[config::wgmma::ready::counters(..)]`, all zero when the launch begins: how many rows of what are done.
+    pub ready: *mut u32,
+    /// Decoder tokens, not 0.
+    pub rows_dec: u32,
+    /// Encoder tokens, not 0.
+    pub rows_enc: u32,
+    /// Tokens of a decoder sequence.
+    pub seq_len_dec: u32,
+    /// Tokens of an encoder sequence.
+    pub seq_len_enc: u32,
+    /// Sizes as in `config::wgmma::converting`.
+    pub num_heads: u32,
+    /// Key/value heads.
+    pub num_kv_heads: u32,
+    /// Columns of a head.
+    pub head_dim: u32,
+    /// Decoder width.
+    pub hidden_size: u32,
+    /// Encoder width.
+    pub cross_hidden_size: u32,
+    /// Tensor map of grad_query_states; those of grad_key_states and grad_value_states follow.
+    pub first_map: u32,
+    /// Tokens whose gradients and hidden states a stage holds: decoder, encoder.
+    pub tokens_per_stage: [u32; 2],
+}
+const _: () = assert!(size_of::<Conversion>() == 216);
+
+/// Tensor maps of `audio_backward` beside those of the products, the last two: out_weight, bf16 `[d_model, d_model]`, boxes of 64 columns by
+/// `config::audio_backward::STAGE_K` rows, and grad_output, bf16 `[total_seq_len, d_model]`, boxes of `STAGE_K` columns by as many rows as a team
+/// has.
+pub const FIRST_AUDIO_MAP: usize = MAX_TENSOR_MAPS - 2;
+
+/// What `audio_backward` does beside its products.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AudioBeside {
+    /// Small work; what it sums of partial sums is of this launch.
+    pub rider: Rider,
+    /// What the teams work on; `d_attn` and `stats` are not used.
+    pub attention: AttentionParams,
+    /// u32 `[2]`: blocks whose teams are done, and waits that have ended. Zero when the launch begins and when it ends.
+    pub done: *mut u32,
+    /// Words of `WgmmaParams::counters`, which this launch zeroes itself.
+    pub num_counters: u32,
+    /// Rows of a team in 16-row tiles, one of `TEAM_ROW_TILES`.
+    pub row_tiles: u32,
+}
+const _: () = assert!(size_of::<AudioBeside>() == 288);
+const _: () = assert!(core::mem::offset_of!(AudioBeside, rider) == 0); // read as a `Rider` where that is all that matters
+
+/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels, (`B` = [`AudioBeside`]) of
+/// `audio_backward`.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
-pub struct WgmmaParams {
+pub struct WgmmaParams<B = Rider> {
     /// Encoded maps, in the plan's order.
     pub maps: [TensorMap; MAX_TENSOR_MAPS],
     /// The products, in the plan's order.
@@ -110,30 +195,41 @@ pub struct WgmmaParams {
     /// Zero.
     pub reserved: u32,
     /// What else the launch does.
-    pub rider: Rider,
+    pub beside: B,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 3632 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams>() == 3888 && size_of::<WgmmaParams<Conversion>>() == 3968);
+const _: () = assert!(size_of::<WgmmaParams<AudioBeside>>() == 4032 && size_of::<WgmmaParams<AudioBeside>>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
 
-/// Parameters of `audio_backward`.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug)]
-pub struct AudioBackwardParams {
-    /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::audio_backward::STAGE_K` rows.
-    pub out_weight: TensorMap,
-    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `STAGE_K` columns by as many rows as the team has.
-    pub grad_output: TensorMap,
-    /// The products of what the teams leave.
-    pub gemm: WgmmaParams,
-    /// What the teams work on; `d_attn` and `stats` are not used.
-    pub attention: AttentionParams,
-    /// u32 `[2]`: blocks whose teams are done, and waits that have ended. Zero when the launch begins and when it ends.
-    pub done: *mut u32,
-    /// Words of `gemm.counters`, which the launch zeroes itself.
-    pub num_counters: u32,
-    /// Rows of a team in 16-row tiles, one of `TEAM_ROW_TILES`.
-    pub row_tiles: u32,
+impl<B> WgmmaParams<B> {
+    /// The same products with something else beside them.
+    pub fn with_beside<C>(self, beside: C) -> WgmmaParams<C> {
+        let WgmmaParams {
+            maps,
+            products,
+            items,
+            workspace,
+            counters,
+            items_per_block,
+            num_maps,
+            k_limit,
+            k_rows,
+            reserved,
+            ..
+        } = self;
+        WgmmaParams {
+            maps,
+            products,
+            items,
+            workspace,
+            counters,
+            items_per_block,
+            num_maps,
+            k_limit,
+            k_rows,
+            reserved,
+            beside,
+        }
+    }
 }
-const _: () = assert!(size_of::<AudioBackwardParams>() == 4048 && size_of::<AudioBackwardParams>() <= 4096);
-const _: () = assert!(core::mem::offset_of!(AudioBackwardParams, gemm).is_multiple_of(64));

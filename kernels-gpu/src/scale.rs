@@ -11,8 +11,20 @@ pub const TOP: i32 = 14;
 /// the least there is, whatever the other rows need: what meets the zeros stays finite.
 pub const ZERO_ROW: i32 = -600;
 
-/// Byte that the host fills the maxima with before `cross_convert_gradients_*`; as an i32 smaller than any exponent.
-pub const NO_MAXIMUM_BYTE: u8 = 0x80;
+/// Added to a maximum where the kernels find it together, so that zeroed memory is a maximum of nothing. Exponents are far above -1024.
+const MAXIMUM_BIAS: i32 = 1024;
+
+/// The word that stands for a maximum in memory; 0 for `i32::MIN`, the maximum of nothing. Words order like their maxima.
+#[inline(always)]
+pub const fn maximum_word(maximum: i32) -> i32 {
+    if maximum == i32::MIN { 0 } else { maximum + MAXIMUM_BIAS }
+}
+
+/// The maximum that a [`maximum_word`] stands for.
+#[inline(always)]
+pub const fn maximum_of_word(word: i32) -> i32 {
+    if word == 0 { i32::MIN } else { word - MAXIMUM_BIAS }
+}
 
 /// Magnitude of `x`.
 #[inline(always)]
@@ -20,6 +32,23 @@ pub const fn magnitude(x: f32) -> u32 {
     let bits = x.to_bits() & 0x7fff_ffff;
     if bits < 0x7f80_0000 { bits } else { 0 }
 }
+
+/// A word that orders finite elements like their magnitudes, and before them all that are not finite: two instructions an element where
+/// [`magnitude`] takes four.
+#[inline(always)]
+pub const fn order(x: f32) -> u32 {
+    // Twice the bits drop the sign; those of infinities and NaN, 0xff00_0000 and more, wrap around.
+    (x.to_bits() << 1).wrapping_add(FINITE_ORDER)
+}
+
+/// The largest magnitude of some elements, from their largest [`order`].
+#[inline(always)]
+pub const fn magnitude_of_order(order: u32) -> u32 {
+    order.saturating_sub(FINITE_ORDER) >> 1
+}
+
+/// Order of 0: one more than any word that is not of a finite element.
+const FINITE_ORDER: u32 = 0x0100_0000;
 
 /// `floor(log2 |x|)` of a finite `x != 0` with this magnitude, denormal or not: `-149..=127`.
 #[inline(always)]
@@ -97,7 +126,29 @@ mod tests {
 
     #[test]
     fn no_maximum_gives_exponent_zero() {
-        assert_eq!(operand_exponent(i32::from_ne_bytes([NO_MAXIMUM_BYTE; 4])), 0);
-        assert_eq!(operand_exponent(i32::MIN), 0);
+        assert_eq!(operand_exponent(maximum_of_word(0)), 0);
+        assert_eq!(maximum_word(i32::MIN), 0);
+    }
+
+    #[test]
+    fn words_of_maxima_are_positive_and_stand_for_them() {
+        let least = token_exponent(1, 1);
+        let largest = token_exponent(0x7f7f_ffff, 0x7f7f_ffff);
+        for maximum in least..=largest {
+            assert!(maximum_word(maximum) > 0);
+            assert_eq!(maximum_of_word(maximum_word(maximum)), maximum);
+        }
+    }
+
+    #[test]
+    fn orders_lead_to_the_same_maxima_as_magnitudes() {
+        let values =
+            [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1.5, 3.0e38, f32::MAX, f32::MIN, f32::INFINITY, -f32::NAN, f32::NAN];
+        for a in values {
+            for b in values {
+                let expected = magnitude(a).max(magnitude(b));
+                assert_eq!(magnitude_of_order(order(a).max(order(b))), expected, "{a} {b}");
+            }
+        }
     }
 }

@@ -126,7 +126,7 @@ impl Backward {
                 }
                 Ok(())
             }
-            (Attention::OneLaunch(_), PreparedGemm::Portable(_)) => unreachable!("one launch is of the Hopper kernels"),
+            (Attention::OneLaunch(_), _) => unreachable!("one launch is of the Hopper kernels"),
         }
     }
 

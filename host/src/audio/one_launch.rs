@@ -1,10 +1,12 @@
 //! Operation A in one launch, `audio_backward`: on Hopper, where no chunk is longer than a short kernel takes.
 use attn_backward_kernels::config::{attention, audio_backward as config, wgmma};
 use attn_backward_kernels::params::AttentionParams;
-use attn_backward_kernels::params_wgmma::{AudioBackwardParams, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, WgmmaParams};
 
 use super::{Capacity, DeviceInputs, Plan};
-use crate::gpu::{Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor};
+use crate::gpu::{
+    Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, Swizzle, TensorMapDtype, TiledTensor,
+};
 use crate::{Error, Target};
 
 /// Name of the kernel.
@@ -65,7 +67,7 @@ impl OneLaunch {
         (gemm, counter_bytes): (&WgmmaParams, usize),
         attention: AttentionParams,
         done: u64,
-    ) -> Result<Box<AudioBackwardParams>, Error> {
+    ) -> Result<Box<WgmmaParams<AudioBeside>>, Error> {
         let d_model = u64::from(attention.num_heads * attention::HEAD_DIM);
         let map = |name, address, rows: u32, box_dims: [u32; 2]| {
             let tensor = TiledTensor {
@@ -74,27 +76,32 @@ impl OneLaunch {
                 dims: &[d_model, rows.into()],
                 outer_strides_bytes: &[2 * d_model],
                 box_dims: &box_dims,
+                swizzle: Swizzle::Bytes128,
             };
             tensor.encode(&self.gpu, name)
         };
         let (weight, grad_output) = (inputs.out_weight.address(), inputs.grad_output.address());
         let rows = attention::short_rows(self.row_tiles);
-        Ok(Box::new(AudioBackwardParams {
-            out_weight: map("out_weight", weight, d_model as u32, [attention::HEAD_DIM, config::STAGE_K])?,
-            grad_output: map("grad_output", grad_output, attention.total_seq_len, [config::STAGE_K, rows])?,
-            gemm: *gemm,
+        let beside = AudioBeside {
+            rider: gemm.beside,
             attention,
             done: done as *mut u32,
             num_counters: (counter_bytes / 4) as u32,
             row_tiles: self.row_tiles,
-        }))
+        };
+        let mut params = gemm.with_beside(beside);
+        params.maps[FIRST_AUDIO_MAP] =
+            map("out_weight", weight, d_model as u32, [attention::HEAD_DIM, config::STAGE_K])?;
+        let boxes = [config::STAGE_K, rows];
+        params.maps[FIRST_AUDIO_MAP + 1] = map("grad_output", grad_output, attention.total_seq_len, boxes)?;
+        Ok(Box::new(params))
     }
 
     /// Enqueues a prepared run.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
-    pub unsafe fn launch(&self, stream: &Stream, params: &AudioBackwardParams) -> Result<(), Error> {
+    pub unsafe fn launch(&self, stream: &Stream, params: &WgmmaParams<AudioBeside>) -> Result<(), Error> {
         // SAFETY: the caller's.
         unsafe { Ok(self.kernel.launch(stream, &self.config, params)?) }
     }

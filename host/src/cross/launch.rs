@@ -2,11 +2,11 @@
 use attn_backward_kernels::config::cross_convert as config;
 use attn_backward_kernels::config::wgmma::segment_parts;
 use attn_backward_kernels::params::{CrossConvertParams, MAX_SEGMENTS};
-use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
+use attn_backward_kernels::params_wgmma::Conversion;
 
 use super::plan::Parts;
-use super::{DeviceGradients, DeviceInputs, Plan, Precision};
-use crate::gemm::{GroupedGemm, ProductTensors};
+use super::{DeviceGradients, DeviceInputs, Plan, Precision, conversion};
+use crate::gemm::{ConversionTensors, GroupedGemm, ProductTensors};
 use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
 use crate::workspace::Workspace;
 use crate::{Error, Region};
@@ -66,11 +66,27 @@ impl Backward {
         let regions = &self.plan.regions;
         let scratch = workspace.at(regions.gemm);
         let products = self.products(gradients, workspace);
-        let gemm = self.gemm.prepare(&products, scratch)?;
         let params = self.convert_params(inputs, workspace);
+        let converts = self.plan.gemm().converts();
+        let gemm = if converts {
+            let gradients = [params.grad_query_states, params.grad_key_states, params.grad_value_states];
+            let from = ConversionTensors {
+                conversion: self.conversion(&params, workspace),
+                gradients: gradients.map(|tensor| tensor as u64),
+                batch_size: shape.batch_size,
+            };
+            self.gemm.prepare_converting(&products, &from, scratch)?
+        } else {
+            self.gemm.prepare(&products, scratch)?
+        };
 
-        // SAFETY: the region lies in the workspace, which was checked.
-        unsafe { stream.fill(workspace.at(regions.maxima), NO_MAXIMUM_BYTE, regions.maxima.bytes as usize)? };
+        let zeroed = regions.gemm.offset - regions.maxima.offset + gemm.counters().1 as u64;
+        // SAFETY: maxima, ready and the GEMM's counters follow each other in the workspace, which was checked.
+        unsafe { stream.fill(workspace.at(regions.maxima), 0, zeroed as usize)? };
+        if converts {
+            // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
+            return unsafe { self.gemm.launch_zeroed(stream, &gemm) };
+        }
         let (rows_dec, rows_enc, num_sms) = (params.rows_dec, params.rows_enc, self.plan.target().num_sms as u32);
         let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
         let weight_elements =
@@ -90,7 +106,39 @@ impl Backward {
             unsafe { kernel.launch(stream, &config, &params)? };
         }
         // SAFETY: as above; the operands are written by the launches before, on the same stream.
-        unsafe { self.gemm.launch(stream, &gemm) }
+        unsafe { self.gemm.launch_zeroed(stream, &gemm) }
+    }
+
+    /// What a launch that converts gets of the conversion's parameters.
+    fn conversion(&self, of: &CrossConvertParams, workspace: &Workspace) -> Conversion {
+        Conversion {
+            decoder_hidden_states: of.decoder_hidden_states,
+            encoder_hidden_states: of.encoder_hidden_states,
+            q_weight: of.q_weight,
+            k_weight: of.k_weight,
+            v_weight: of.v_weight,
+            dq: of.dq,
+            dkv: of.dkv,
+            x_dec: of.x_dec,
+            x_enc: of.x_enc,
+            wq: of.wq,
+            wkv: of.wkv,
+            row_exponents_dec: of.row_exponents_dec,
+            row_exponents_enc: of.row_exponents_enc,
+            maxima: of.maxima,
+            ready: workspace.at(self.plan.regions.ready) as *mut u32,
+            rows_dec: of.rows_dec,
+            rows_enc: of.rows_enc,
+            seq_len_dec: of.seq_len_dec,
+            seq_len_enc: of.seq_len_enc,
+            num_heads: of.num_heads,
+            num_kv_heads: of.num_kv_heads,
+            head_dim: of.head_dim,
+            hidden_size: of.hidden_size,
+            cross_hidden_size: of.cross_hidden_size,
+            first_map: 0,
+            tokens_per_stage: conversion::stage_tokens(self.plan.shape()),
+        }
     }
 
     fn convert_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> CrossConvertParams {
@@ -132,7 +180,8 @@ impl Backward {
     /// The products' tensors, in the plan's order.
     fn products(&self, gradients: &DeviceGradients<'_>, workspace: &Workspace) -> [ProductTensors; 5] {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
-        let exponent = |index: u64| workspace.at(regions.exponents) + 4 * index;
+        let exponents = if self.plan.gemm().converts() { regions.maxima } else { regions.exponents };
+        let exponent = |index: u64| workspace.at(exponents) + 4 * index;
         let high = self.plan.precision() == Precision::High;
         let segments = |a: Parts, a_offset: u64, b: Parts| {
             let [a, b] = [a, b].map(|parts| parts.map(|region| workspace.at(region)));

@@ -12,6 +12,7 @@ use ndarray::{Array2, Array3, Array4, ArrayViewD};
 use crate::gpu::Stream;
 use crate::{Device, Error, Target, Workspace};
 
+mod conversion;
 pub mod cpu;
 mod device;
 mod launch;

@@ -1,10 +1,12 @@
 //! Plan of operation B: shapes -> launches and workspace, without a GPU.
 use std::fmt;
 
+use attn_backward_kernels::config::wgmma::ready;
 use attn_backward_kernels::params::{Major, OutputType};
 
-use super::{Precision, Shape};
+use super::{Precision, Shape, conversion};
 use crate::gemm::{GemmPlan, Operands, ProductShape};
+use crate::gpu::ModuleKind;
 use crate::{Error, Region, Target, WorkspaceLayout};
 
 /// The two fp16 parts of an operand; `Fast` has the first only (the second is empty).
@@ -32,8 +34,10 @@ pub(super) struct Regions {
     pub wkv: Parts,
     pub row_exponents_dec: Region,
     pub row_exponents_enc: Region,
-    pub maxima: Region,
     pub exponents: Region,
+    /// From here to the end of the GEMM's counters, which its region begins with, all is zeroed before a run.
+    pub maxima: Region,
+    pub ready: Region,
     pub gemm: Region,
 }
 
@@ -48,7 +52,16 @@ impl Plan {
             Precision::Fast => (Operands::F16, 1),
             Precision::High => (Operands::F16Promoted, 3),
         };
-        let gemm = GemmPlan::new(target, operands, &products(shape, segments))?;
+        let products = products(shape, segments);
+        let converting = || {
+            let leads = conversion::leads(shape, precision, target.num_sms);
+            GemmPlan::converting(target, operands, &products, &leads)
+        };
+        let converting = if target.module == ModuleKind::Hopper { converting() } else { None };
+        let gemm = match converting {
+            Some(gemm) => gemm,
+            None => GemmPlan::new(target, operands, &products)?,
+        };
 
         let mut layout = WorkspaceLayout::default();
         let mut parts = |names: [&'static str; 2], rows: usize, columns: usize| {
@@ -73,8 +86,9 @@ impl Plan {
             wkv,
             row_exponents_dec: layout.add("decoder row exponents", 4 * rows_dec as u64),
             row_exponents_enc: layout.add("encoder row exponents", 4 * rows_enc as u64),
-            maxima: layout.add("maxima", 16),
             exponents: layout.add("exponents", 16),
+            maxima: layout.add("maxima", 16),
+            ready: layout.add("rows converted", 4 * ready_counters(&gemm, rows_dec, rows_enc)),
             gemm: layout.add("partial sums", gemm.workspace_bytes()),
         };
         Ok(Plan { shape: *shape, precision, target: *target, gemm, layout, regions })
@@ -106,8 +120,13 @@ impl Plan {
     }
 }
 
+/// Counters of a launch that converts.
+fn ready_counters(gemm: &GemmPlan, rows_dec: usize, rows_enc: usize) -> u64 {
+    if gemm.converts() { u64::from(ready::counters(rows_dec as u32, rows_enc as u32)) } else { 0 }
+}
+
 /// The products, in the order of [`super::launch`]: dgrad and wgrad of the decoder, then dgrad and the two wgrads of the encoder.
-fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
+pub(super) fn products(shape: &Shape, segments: usize) -> [ProductShape; 5] {
     let product = |m, n, k, a_major| ProductShape { m, n, k, num_segments: segments, a_major, c_type: OutputType::F32 };
     let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
     let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
@@ -140,7 +159,11 @@ impl fmt::Display for Plan {
         )?;
         let (flops, bytes) = (super::flops(&self.shape) / 1e9, super::bytes(&self.shape) / 1e6);
         writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
-        writeln!(f, "launches: maxima fill, cross_convert_gradients, cross_convert_operands, then")?;
+        if self.gemm.converts() {
+            writeln!(f, "launches: memset, {} (converts, then multiplies):", self.gemm.gemm_kernel())?;
+        } else {
+            writeln!(f, "launches: memset, cross_convert_gradients, cross_convert_operands, then")?;
+        }
         writeln!(f, "{}", self.gemm)?;
         write!(f, "{}", self.layout)
     }
@@ -149,7 +172,6 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::ModuleKind;
 
     fn shape(seq_len_dec: usize, seq_len_enc: usize) -> Shape {
         Shape {

@@ -1,7 +1,7 @@
 //! A planned grouped GEMM on a GPU: kernels and tables found once, parameters made for each run.
 use attn_backward_kernels::config::wgmma;
 use attn_backward_kernels::params::{GemmParams, MAX_PRODUCTS, MAX_SEGMENTS};
-use attn_backward_kernels::params_wgmma::{MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct};
+use attn_backward_kernels::params_wgmma::{Conversion, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct};
 use attn_backward_kernels::schedule::item::Item;
 
 use super::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
@@ -9,7 +9,7 @@ use super::portable::PortablePlan;
 use super::{GemmPlan, Operands, ProductTensors, Schedule, hopper_counter_bytes};
 use crate::Error;
 use crate::gpu::{
-    Buffer, Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorMapDtype, TiledTensor,
+    Buffer, Gpu, GpuError, Kernel, Launch, LaunchConfig, ModuleKind, Stream, Swizzle, TensorMapDtype, TiledTensor,
 };
 
 /// A grouped GEMM, ready to run on one GPU.
@@ -35,6 +35,22 @@ pub(crate) enum PreparedGemm {
         /// Address and size of the counters that must be zero when the kernel starts.
         counters: (u64, usize),
     },
+    Converting {
+        params: Box<WgmmaParams<Conversion>>,
+        /// As above.
+        counters: (u64, usize),
+    },
+}
+
+/// The conversion of a run and the fp32 tensors that it loads by tensor maps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConversionTensors {
+    /// Parameters; `first_map` is filled in.
+    pub conversion: Conversion,
+    /// Addresses of grad_query_states, grad_key_states and grad_value_states.
+    pub gradients: [u64; 3],
+    /// Batches.
+    pub batch_size: usize,
 }
 
 impl GroupedGemm {
@@ -64,12 +80,34 @@ impl GroupedGemm {
                     Operands::F16 | Operands::F16Promoted => ElementType::F16,
                 };
                 let (counters, parts) = (workspace, workspace + hopper_counter_bytes(plan));
-                let params = wgmma_params(&self.gpu, plan, element, tensors, (items.address(), counters, parts))?;
+                let at = (items.address(), counters, parts);
+                let params = wgmma_params(&self.gpu, plan, element, tensors, at, Rider::NONE)?;
                 Ok(PreparedGemm::Hopper { params: Box::new(params), counters: (counters, 4 * plan.num_counters()) })
             }
             (Schedule::Portable(plan), _) => Ok(PreparedGemm::Portable(Box::new(plan.params(tensors, workspace)?))),
             (Schedule::Hopper(_), Kernels::Portable { .. }) => unreachable!("kernels follow the schedule"),
         }
+    }
+
+    /// As [`GroupedGemm::prepare`], for a plan that converts.
+    pub(crate) fn prepare_converting(
+        &self,
+        tensors: &[ProductTensors],
+        from: &ConversionTensors,
+        workspace: u64,
+    ) -> Result<PreparedGemm, Error> {
+        let (Schedule::Hopper(plan), Kernels::Hopper { items, .. }) = (&self.plan.schedule, &self.kernels) else {
+            unreachable!("only wgmma kernels convert")
+        };
+        let (counters, parts) = (workspace, workspace + hopper_counter_bytes(plan));
+        let at = (items.address(), counters, parts);
+        let mut params = wgmma_params(&self.gpu, plan, ElementType::F16, tensors, at, from.conversion)?;
+        params.beside.first_map = params.num_maps;
+        for map in conversion_maps(&self.gpu, from)? {
+            params.maps[params.num_maps as usize] = map;
+            params.num_maps += 1;
+        }
+        Ok(PreparedGemm::Converting { params: Box::new(params), counters: (counters, 4 * plan.num_counters()) })
     }
 
     /// Enqueues a prepared run.
@@ -111,6 +149,13 @@ impl GroupedGemm {
                 // SAFETY: the caller's.
                 unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
+            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Converting { params, .. }) => {
+                let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
+                let shared_bytes = wgmma::CONVERTING_SMEM_BYTES;
+                let config = LaunchConfig { grid, block, shared_bytes, launch: launch(plan) };
+                // SAFETY: the caller's.
+                unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
+            }
             _ => unreachable!("a run is prepared by the GEMM that launches it"),
         }
     }
@@ -120,7 +165,7 @@ impl PreparedGemm {
     /// Lets `rider` ride along; a portable GEMM takes none and leaves its work to the caller.
     pub(crate) fn take_rider(&mut self, rider: Rider) {
         if let PreparedGemm::Hopper { params, .. } = self {
-            params.rider = rider;
+            params.beside = rider;
         }
     }
 
@@ -128,7 +173,7 @@ impl PreparedGemm {
     pub(crate) fn counters(&self) -> (u64, usize) {
         match self {
             PreparedGemm::Portable(_) => (0, 0),
-            PreparedGemm::Hopper { counters, .. } => *counters,
+            PreparedGemm::Hopper { counters, .. } | PreparedGemm::Converting { counters, .. } => *counters,
         }
     }
 
@@ -143,10 +188,10 @@ impl PreparedGemm {
     }
 }
 
-/// How a wgmma kernel is launched. Counters mean that blocks wait for parts of others and keep their SMs meanwhile. Launched normally, two such
+/// How a wgmma kernel is launched. Counters mean that blocks wait for parts of others (converting: for operands) and keep their SMs meanwhile. Launched normally, two such
 /// grids on different streams could each hold some SMs and wait for blocks that never find one.
 fn launch(plan: &HopperPlan) -> Launch {
-    if plan.num_counters() > 0 { Launch::Cooperative } else { Launch::Normal }
+    if plan.num_counters() > 0 || plan.converts() { Launch::Cooperative } else { Launch::Normal }
 }
 
 /// `Ok` if a GPU of `num_sms` SMs, each of which holds one block, can hold all blocks of `plan` at once, or need not.
@@ -158,14 +203,15 @@ fn check_resident(kernel: &'static str, plan: &HopperPlan, num_sms: u32) -> Resu
     Ok(())
 }
 
-/// Parameters of a `wgmma_*` launch; `(items, counters, parts)` are device addresses.
-fn wgmma_params(
+/// Parameters of a `wgmma_*` or `cross_wgmma_*` launch; `(items, counters, parts)` are device addresses.
+fn wgmma_params<B>(
     gpu: &Gpu,
     plan: &HopperPlan,
     element: ElementType,
     tensors: &[ProductTensors],
     (items, counters, parts): (u64, u64, u64),
-) -> Result<WgmmaParams, Error> {
+    beside: B,
+) -> Result<WgmmaParams<B>, Error> {
     let pitches: Vec<Pitches> = tensors.iter().map(pitches).collect();
     let specs = plan.tensor_maps(element, &pitches);
     let mut maps = [TensorMap([0; 16]); MAX_TENSOR_MAPS];
@@ -205,7 +251,7 @@ fn wgmma_params(
         k_limit: limited.map_or(0, |(of, _)| of.k_limit) as *const i32,
         k_rows: limited.map_or(0, |(_, shape)| shape.k as u32),
         reserved: 0,
-        rider: Rider::NONE,
+        beside,
     })
 }
 
@@ -259,8 +305,33 @@ fn encode(
         dims: &spec.dims,
         outer_strides_bytes: &spec.strides_bytes,
         box_dims: &spec.box_dims,
+        swizzle: Swizzle::Bytes128,
     };
     Ok(tiled.encode(gpu, &name)?)
+}
+
+/// Maps of grad_query_states, grad_key_states and grad_value_states: boxes of all heads of a stage's tokens.
+fn conversion_maps(gpu: &Gpu, from: &ConversionTensors) -> Result<[TensorMap; 3], Error> {
+    let Conversion { num_heads, head_dim, seq_len_dec, seq_len_enc, tokens_per_stage: [dec, enc], .. } =
+        from.conversion;
+    let map = |name, address, seq_len: u32, tokens| {
+        let row_bytes = 4 * u64::from(head_dim);
+        let tiled = TiledTensor {
+            address,
+            dtype: TensorMapDtype::F32,
+            dims: &[u64::from(head_dim), u64::from(seq_len), from.batch_size as u64 * u64::from(num_heads)],
+            outer_strides_bytes: &[row_bytes, u64::from(seq_len) * row_bytes],
+            box_dims: &[head_dim, tokens, num_heads],
+            swizzle: Swizzle::None,
+        };
+        tiled.encode(gpu, name)
+    };
+    let [query, key, value] = from.gradients;
+    Ok([
+        map("grad_query_states", query, seq_len_dec, dec)?,
+        map("grad_key_states", key, seq_len_enc, enc)?,
+        map("grad_value_states", value, seq_len_enc, enc)?,
+    ])
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ mod grouped;
 pub mod hopper;
 pub mod portable;
 
-pub(crate) use grouped::{GroupedGemm, PreparedGemm};
-use hopper::{Accumulation, HopperPlan, KCuts};
+pub(crate) use grouped::{ConversionTensors, GroupedGemm, PreparedGemm};
+use hopper::{Accumulation, HopperPlan, KCuts, Lead};
 
 /// Sizes and layout of one product: `C[m, n] = sum over segments of A_s[m, k] B_s[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +123,29 @@ impl GemmPlan {
         Ok(GemmPlan { operands, products: products.into(), schedule })
     }
 
+    /// Plans `products` of fp16 operands for one launch of a kernel that converts them first, by the best of `leads`; `None` if there are none, or no
+    /// such kernel for `target` or these products.
+    pub(crate) fn converting(
+        target: &Target,
+        operands: Operands,
+        products: &[ProductShape],
+        leads: &[Lead],
+    ) -> Option<GemmPlan> {
+        let accumulation = match (target.module, operands) {
+            (ModuleKind::Hopper, Operands::F16) => Accumulation::Plain,
+            (ModuleKind::Hopper, Operands::F16Promoted) => Accumulation::Promoted,
+            _ => return None,
+        };
+        let plans = leads.iter().filter_map(|lead| HopperPlan::after(accumulation, products, lead, KCuts::Allowed));
+        let plan = plans.min_by(|a, b| a.predicted_us().total_cmp(&b.predicted_us()))?;
+        Some(GemmPlan { operands, products: products.into(), schedule: Schedule::Hopper(plan) })
+    }
+
+    /// Whether it is one launch that converts its operands first.
+    pub fn converts(&self) -> bool {
+        matches!(&self.schedule, Schedule::Hopper(plan) if plan.converts())
+    }
+
     /// The launches of the mma.sync kernels; `None` if the wgmma ones run.
     pub fn portable(&self) -> Option<&portable::PortablePlan> {
         match &self.schedule {
@@ -160,6 +183,8 @@ impl GemmPlan {
             (Schedule::Portable(_), Operands::F16Promoted, _) => "gemm_f16_promoted",
             (Schedule::Hopper(_), Operands::Bf16, Some(OutputType::Bf16)) => "wgmma_bf16_bf16",
             (Schedule::Hopper(_), Operands::Bf16, _) => "wgmma_bf16_f32",
+            (Schedule::Hopper(plan), Operands::F16, _) if plan.converts() => "cross_wgmma_fast",
+            (Schedule::Hopper(plan), Operands::F16Promoted, _) if plan.converts() => "cross_wgmma_high",
             (Schedule::Hopper(_), Operands::F16, _) => "wgmma_f16_f32",
             (Schedule::Hopper(_), Operands::F16Promoted, _) => "wgmma_f16_f32_promoted",
         }

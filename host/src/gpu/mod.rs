@@ -35,5 +35,5 @@ pub use module::ModuleKind;
 pub use params::{DeviceValue, KernelParams};
 pub use stream::Stream;
 pub use tensor::{Dtype, TensorElement, TensorView, TensorViewMut};
-pub use tensor_map::{TensorMapDtype, TiledTensor};
+pub use tensor_map::{Swizzle, TensorMapDtype, TiledTensor};
 pub use timing::{L2Flush, time_us};

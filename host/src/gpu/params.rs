@@ -3,7 +3,7 @@
 use attn_backward_kernels::params::{
     AttentionParams, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
 };
-use attn_backward_kernels::params_wgmma::{AudioBackwardParams, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{AudioBeside, Conversion, WgmmaParams};
 use attn_backward_kernels::schedule::item::Item;
 use half::{bf16, f16};
 
@@ -18,7 +18,9 @@ unsafe impl KernelParams for GemmParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for WgmmaParams {}
 // SAFETY: as above.
-unsafe impl KernelParams for AudioBackwardParams {}
+unsafe impl KernelParams for WgmmaParams<Conversion> {}
+// SAFETY: as above.
+unsafe impl KernelParams for WgmmaParams<AudioBeside> {}
 // SAFETY: as above.
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.

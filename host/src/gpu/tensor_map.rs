@@ -29,8 +29,19 @@ pub struct TiledTensor<'a> {
     pub dims: &'a [u64],
     /// Bytes from an element to the next along each dimension but the first: multiples of 16.
     pub outer_strides_bytes: &'a [u64],
-    /// Extents of the box in elements, at most 256 each; along dimension 0 at most 128 bytes.
+    /// Extents of the box in elements, at most 256 each; along dimension 0 at most 128 bytes if swizzled, a multiple of 16 bytes otherwise.
     pub box_dims: &'a [u32],
+    /// Order of the box in shared memory.
+    pub swizzle: Swizzle,
+}
+
+/// How a box lies in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swizzle {
+    /// Row-major.
+    None = 0,
+    /// Rows of 128 bytes, their 16-byte pieces permuted as the matrix units read them.
+    Bytes128 = 3,
 }
 
 /// Most dimensions of a tensor.
@@ -41,14 +52,12 @@ const MAX_RANK: usize = 4;
 pub(super) struct AlignedMap([u64; 16]);
 
 impl TiledTensor<'_> {
-    /// The tensor's map: boxes arrive in shared memory with the 128-byte swizzle, elements outside the tensor as zeros; L2 fetches 256
-    /// bytes at a time. `name` names the tensor in errors.
+    /// The tensor's map: elements outside the tensor arrive as zeros; L2 fetches 256 bytes at a time. `name` names the tensor in errors.
     ///
     /// # Errors
     /// [`GpuError::TensorMap`], [`GpuError::Driver`].
     pub fn encode(&self, gpu: &Gpu, name: &str) -> Result<TensorMap, GpuError> {
         const INTERLEAVE_NONE: u32 = 0;
-        const SWIZZLE_128B: u32 = 3;
         const L2_PROMOTION_256B: u32 = 3;
         const FILL_ZEROS: u32 = 0;
 
@@ -72,7 +81,7 @@ impl TiledTensor<'_> {
                 self.box_dims.as_ptr(),
                 [1u32; MAX_RANK].as_ptr(),
                 INTERLEAVE_NONE,
-                SWIZZLE_128B,
+                self.swizzle as u32,
                 L2_PROMOTION_256B,
                 FILL_ZEROS,
             )
@@ -89,7 +98,7 @@ impl TiledTensor<'_> {
 
 impl fmt::Display for TiledTensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TiledTensor { address, dtype, dims, outer_strides_bytes, box_dims } = self;
+        let TiledTensor { address, dtype, dims, outer_strides_bytes, box_dims, .. } = self;
         write!(f, "{dtype:?} {dims:?} at {address:#x}, outer strides {outer_strides_bytes:?} bytes, boxes {box_dims:?}")
     }
 }
@@ -107,6 +116,7 @@ mod tests {
             dims,
             outer_strides_bytes,
             box_dims,
+            swizzle: Swizzle::Bytes128,
         };
         assert!(tensor(&[64, 8, 2], &[512, 64], &[64, 8, 1]).ranks_agree());
         assert!(tensor(&[64], &[], &[64]).ranks_agree());

@@ -74,6 +74,80 @@ pub const fn groups_per_stage(splits: u32) -> u32 {
 /// Columns that a warp of the rider sums of a 16-bit matrix: 32 bytes of each row.
 pub const RIDER_COLUMN_SUM_COLUMNS: u32 = 16;
 
+/// Offset of the maxima that the warps of a consumer warpgroup exchange while they convert tokens: `[2 warpgroups][2 sets][8]` words.
+pub const EXCHANGE_OFFSET: u32 = SMEM_BYTES.next_multiple_of(16);
+/// Bytes of a warpgroup's sets.
+pub const EXCHANGE_BYTES: u32 = 2 * 8 * 4;
+/// Dynamic shared memory of a launch that converts.
+pub const CONVERTING_SMEM_BYTES: u32 = EXCHANGE_OFFSET + 2 * EXCHANGE_BYTES;
+const _: () = assert!(CONVERTING_SMEM_BYTES <= 232_448, "more than an SM gives to one block");
+
+/// Sizes of the operation that a launch can convert: it has code for these alone, which holds a token in registers.
+pub mod converting {
+    /// Query heads.
+    pub const NUM_HEADS: u32 = 16;
+    /// Key/value heads.
+    pub const NUM_KV_HEADS: u32 = 4;
+    /// Columns of a head.
+    pub const HEAD_DIM: u32 = 256;
+    /// Columns of dQ.
+    pub const Q_OUT_DIM: u32 = NUM_HEADS * HEAD_DIM;
+    /// Columns of dK and of dV.
+    pub const KV_OUT_DIM: u32 = NUM_KV_HEADS * HEAD_DIM;
+    /// Columns of decoder hidden states.
+    pub const HIDDEN_SIZE: u32 = 1536;
+    /// Columns of encoder hidden states.
+    pub const CROSS_HIDDEN_SIZE: u32 = 1024;
+    /// Rows of weights or hidden states that the warps of a block take at a time; items of weights have a multiple of them.
+    pub const ROUND_ROWS: u32 = 8;
+    /// Most rows of a scale item: a lane has the exponent of one of its warp's rows.
+    pub const MAX_SCALE_ROWS: u32 = 32 * ROUND_ROWS;
+}
+
+/// Indices of the counters of a launch that converts: rows that are done. `+ sequence` is 0 for the decoder and q_weight, 1 for the encoder,
+/// k_weight and v_weight.
+pub mod ready {
+    /// + sequence: rows of weights whose largest element is in the maxima.
+    pub const WEIGHT_MAXIMA: u32 = 0;
+    /// + sequence: rows of weights that are converted.
+    pub const WEIGHTS: u32 = 2;
+    /// + sequence: tokens whose gradients are converted and whose exponents are in the maxima.
+    pub const TOKENS: u32 = 4;
+    /// + sequence: rows of hidden states that are converted.
+    pub const HIDDEN: u32 = 6;
+    /// First of the row blocks of `TILE_M` tokens, decoder before encoder: tokens of it whose gradients are converted.
+    pub const ROW_BLOCKS: u32 = 8;
+
+    /// Counter of the row block of `row` of a sequence.
+    #[inline(always)]
+    pub const fn row_block(sequence: u32, row: u32, rows_dec: u32) -> u32 {
+        ROW_BLOCKS + if sequence == 0 { 0 } else { rows_dec.div_ceil(super::TILE_M) } + row / super::TILE_M
+    }
+
+    /// Number of counters.
+    pub const fn counters(rows_dec: u32, rows_enc: u32) -> u32 {
+        ROW_BLOCKS + rows_dec.div_ceil(super::TILE_M) + rows_enc.div_ceil(super::TILE_M)
+    }
+}
+
+/// Rows that a stage holds, of a matrix with rows of `row_bytes` (at most `STAGE_BYTES`): eight for each round of the consumer warps if
+/// there is room.
+#[inline(always)]
+pub const fn rows_per_stage(row_bytes: u32) -> u32 {
+    let rows = STAGE_BYTES / row_bytes;
+    if rows < 8 { rows } else { rows & !7 }
+}
+
+/// Tokens whose gradients and hidden states, `token_bytes` in all (at most `STAGE_BYTES`), a stage holds.
+#[inline(always)]
+pub const fn tokens_per_stage(token_bytes: u32) -> u32 {
+    let tokens = STAGE_BYTES / token_bytes;
+    if tokens < MAX_TOKENS_PER_STAGE { tokens } else { MAX_TOKENS_PER_STAGE }
+}
+
+/// Most tokens of a stage.
+const MAX_TOKENS_PER_STAGE: u32 = 8;
+
 /// Named barriers (`bar.sync id`); 0 is the whole block's.
 pub mod named_barrier {
     /// + warpgroup: the 128 threads of a consumer warpgroup.

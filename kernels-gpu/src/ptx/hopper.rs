@@ -187,6 +187,32 @@ pub unsafe fn tma_load_2d_if(ok: bool, dst: u32, map: *const TensorMap, coordina
     }
 }
 
+/// `createpolicy.fractional.L2::evict_first.b64`: the policy of data that is read once.
+#[inline(always)]
+pub fn evict_first() -> u64 {
+    let policy: u64;
+    // SAFETY: register arithmetic.
+    unsafe {
+        asm!("createpolicy.fractional.L2::evict_first.b64 {p}, 1.0;", p = out(reg64) policy, options(pure, nomem, nostack))
+    };
+    policy
+}
+
+/// [`tma_load_3d`] with an L2 policy (`.L2::cache_hint`).
+///
+/// # Safety
+/// As [`tma_load_3d`].
+#[inline(always)]
+pub unsafe fn tma_load_3d_hinted(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32, policy: u64) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint",
+             "[{d}], [{m}, {{{x}, {y}, {z}}}], [{b}], {p};",
+             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
+             z = in(reg32) coordinates[2], b = in(reg32) barrier, p = in(reg64) policy, options(nostack))
+    }
+}
+
 /// [`tma_load_3d`] for a 4-D map.
 ///
 /// # Safety
@@ -424,6 +450,32 @@ pub unsafe fn ld_acquire(p: *const u32) -> u32 {
     let r: u32;
     // SAFETY: as the caller promises.
     unsafe { asm!("ld.acquire.gpu.global.u32 {r}, [{p}];", p = in(reg64) p, r = out(reg32) r, options(nostack)) };
+    r
+}
+
+/// `ld.relaxed.gpu.global.s32`: from L2, what another block of this launch may have written.
+///
+/// # Safety
+/// `p` is 4-byte aligned and readable; the write that matters happens before this read.
+#[inline(always)]
+pub unsafe fn ld_relaxed_s32(p: *const i32) -> i32 {
+    let r: i32;
+    // SAFETY: as the caller promises.
+    unsafe { asm!("ld.relaxed.gpu.global.s32 {r}, [{p}];", p = in(reg64) p, r = out(reg32) r, options(nostack)) };
+    r
+}
+
+/// `shfl.sync.idx.b32` over the whole warp: the value of lane `lane`.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+pub unsafe fn shfl_from(v: u32, lane: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("shfl.sync.idx.b32 {r}, {v}, {l}, 31, 0xffffffff;", r = out(reg32) r, v = in(reg32) v, l = in(reg32) lane, options(nomem, nostack))
+    };
     r
 }
 

@@ -10,32 +10,68 @@ pub mod item_kind {
     pub const OWNER: u32 = 2;
     /// Some columns of a tile whose K ranges are all parts: adds them in order and writes the columns.
     pub const REDUCE: u32 = 3;
+    /// Conversion: the largest element of some rows of weights (`product`: one of [`matrix`](super::matrix)).
+    pub const MAXIMUM: u32 = 4;
+    /// Conversion: gradients of some tokens to fp16, their row exponents and maxima (`product` 0: decoder, 1: encoder).
+    pub const TOKENS: u32 = 5;
+    /// Conversion: some rows of weights or hidden states to fp16 (`product`: one of [`matrix`](super::matrix)).
+    pub const SCALE: u32 = 6;
+}
+
+/// The matrices that conversion items name.
+pub mod matrix {
+    /// q_weight.
+    pub const Q_WEIGHT: u32 = 0;
+    /// k_weight.
+    pub const K_WEIGHT: u32 = 1;
+    /// v_weight.
+    pub const V_WEIGHT: u32 = 2;
+    /// decoder_hidden_states.
+    pub const DECODER: u32 = 3;
+    /// encoder_hidden_states.
+    pub const ENCODER: u32 = 4;
+
+    /// The sequence that it belongs to: 0 decoder, 1 encoder.
+    #[inline(always)]
+    pub const fn sequence(matrix: u32) -> u32 {
+        (matrix != Q_WEIGHT && matrix != DECODER) as u32
+    }
+
+    /// Whether it has a row for each token.
+    #[inline(always)]
+    pub const fn is_hidden(matrix: u32) -> bool {
+        matrix >= DECODER
+    }
 }
 
 /// One unit of work, 64 bytes.
 ///
-/// In each list parts come first, then whole tiles, owners, reduce items. Parts wait for nothing, so once every block of the launch is resident
+/// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, but for reduce items,
+/// which are last). Parts wait for no other product, so once every block of the launch is resident
 /// all parts are done and what waits for them goes on. Not before: a block that waits keeps its SM, and one whose parts it waits for may
 /// find none, for example where two such launches on different streams each hold some SMs. Hence the launch must be cooperative if
 /// the lists hold owners or reduce items.
+///
+/// Conversion items (`m0`: first row, `k_blocks`: number of rows, not 0) come before all others of a list. Maxima and tokens wait for nothing,
+/// scales for maxima and tokens, products for all of these; in a list no item stands before one that it waits for.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Item {
     /// See [`item_kind`].
     pub kind: u32,
-    /// Index into `WgmmaParams::products`.
+    /// Index into `WgmmaParams::products`; conversion: see [`item_kind`].
     pub product: u32,
     /// Layout of A (`Major as u32`); B is always MN-major.
     pub a_major: u32,
     /// Columns of the tile.
     pub width: u32,
-    /// First row of the tile.
+    /// First row of the tile; conversion: first row.
     pub m0: u32,
     /// First column of the tile.
     pub n0: u32,
     /// First k, over all segments, a multiple of 64. Reduce: the first 8-column group, relative to the tile.
     pub k0: u32,
-    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. 0 ends a list.
+    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. Conversion: rows. 0 ends a list.
     pub k_blocks: u32,
     /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor (promoted: A and B in their next parts).
     pub segment_k: u32,

@@ -1,4 +1,5 @@
 //! Which tile next: block index -> work, pure and tested on the CPU.
 pub mod chunks;
+pub mod convert;
 pub mod grouped;
 pub mod item;

@@ -18,7 +18,7 @@ pub const fn power_of_two_halves(exponent: i32) -> (f32, f32) {
 
 /// `2^exponent` for -126..=127.
 #[inline(always)]
-const fn power_of_two(exponent: i32) -> f32 {
+pub const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 

@@ -6,7 +6,7 @@ use attn_backward::cross::{Gradients, Inputs, Plan, Precision, Shape};
 use attn_backward::gemm::{self as host_gemm, ProductTensors};
 use attn_backward_kernels::config::cross_convert as config;
 use attn_backward_kernels::params::CrossConvertParams;
-use attn_backward_kernels::scale::NO_MAXIMUM_BYTE;
+use attn_backward_kernels::scale::maximum_of_word;
 use half::f16;
 use ndarray::{Array1, Array3};
 
@@ -49,7 +49,7 @@ fn launch_convert(
         wkv: parts("kv weights fp16"),
         row_exponents_dec: workspace.at("decoder row exponents"),
         row_exponents_enc: workspace.at("encoder row exponents"),
-        maxima: gpu.upload(&Array1::from_elem(16, NO_MAXIMUM_BYTE)),
+        maxima: gpu.upload(&Array1::from_elem(4, 0i32)),
         exponents: workspace.at("exponents"),
     };
     let params = CrossConvertParams {
@@ -114,7 +114,6 @@ pub fn convert(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targe
     let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
     let four =
         |address: u64| -> [i32; 4] { gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements") };
-    let none = i32::from_ne_bytes([NO_MAXIMUM_BYTE; 4]);
     Operands {
         dq: operand(converted.dq, rows_dec, shape.q_out_dim()),
         dkv: operand(converted.dkv, rows_enc, kv),
@@ -124,7 +123,7 @@ pub fn convert(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targe
         wkv: operand(converted.wkv, kv, shape.cross_hidden_size),
         row_exponents_dec: gpu.download(converted.row_exponents_dec, rows_dec).to_vec(),
         row_exponents_enc: gpu.download(converted.row_exponents_enc, rows_enc).to_vec(),
-        maxima: four(converted.maxima).map(|maximum| (maximum != none).then_some(maximum)),
+        maxima: four(converted.maxima).map(maximum_of_word).map(|maximum| (maximum != i32::MIN).then_some(maximum)),
         exponents: four(converted.exponents),
     }
 }

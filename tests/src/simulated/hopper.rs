@@ -5,7 +5,7 @@ use attn_backward::gemm::hopper::{ElementType, HopperPlan, Pitches, TensorMapSpe
 use attn_backward_kernels::config::{attention, audio_backward, wgmma};
 use attn_backward_kernels::params::{AttentionParams, MAX_PRODUCTS, PartialSum};
 use attn_backward_kernels::params_wgmma::{
-    AudioBackwardParams, ColumnSum, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct,
+    AudioBeside, ColumnSum, FIRST_AUDIO_MAP, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct,
 };
 use attn_backward_kernels::schedule::chunks::TileSlots;
 use ndarray::Array1;
@@ -79,7 +79,7 @@ fn wgmma_params(gpu: &mut Simulator, plan: &HopperPlan, tensors: &[ProductTensor
         k_limit: limited.map_or(0, |(of, _)| of.k_limit) as *const i32,
         k_rows: limited.map_or(0, |(_, shape)| shape.k as u32),
         reserved: 0,
-        rider: Rider::NONE,
+        beside: Rider::NONE,
     }
 }
 
@@ -148,7 +148,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         wgrad(grad_output, pitch, o, grad_weights[3], [boundary, 0]),
     ];
     let hopper = plan.gradients_gemm().hopper().expect("the Hopper module");
-    let mut gemm = wgmma_params(gpu, hopper, &tensors, false);
+    let gemm = wgmma_params(gpu, hopper, &tensors, false);
     let sum = |i: u32| PartialSum {
         partials: (bias_partials + u64::from(4 * i * pitch)) as *const f32,
         out: grad_biases[i as usize] as *mut u16,
@@ -159,7 +159,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
     };
     let column_sum =
         ColumnSum { x: grad_output as *const u16, out: grad_biases[3] as *mut u16, rows: rows as u32, columns: pitch };
-    gemm.rider = Rider { column_sum, partial_sums: [0, 1, 2].map(sum), ..Rider::NONE };
+    let rider = Rider { column_sum, partial_sums: [0, 1, 2].map(sum), ..Rider::NONE };
 
     let map = |address, rows: u32, box_dims: [u32; 2]| {
         let map = ptx_sim::TensorMap {
@@ -172,15 +172,16 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         TensorMap(map.encode())
     };
     let stage_k = audio_backward::STAGE_K;
-    let params = AudioBackwardParams {
-        out_weight: map(out_weight, pitch, [attention::HEAD_DIM, stage_k]),
-        grad_output: map(grad_output, rows as u32, [stage_k, attention::short_rows(row_tiles)]),
-        gemm,
+    let beside = AudioBeside {
+        rider,
         attention,
         done: gpu.upload(&Array1::<u32>::zeros(2)) as *mut u32,
         num_counters: hopper.num_counters() as u32,
         row_tiles,
     };
+    let mut params = gemm.with_beside(beside);
+    params.maps[FIRST_AUDIO_MAP] = map(out_weight, pitch, [attention::HEAD_DIM, stage_k]);
+    params.maps[FIRST_AUDIO_MAP + 1] = map(grad_output, rows as u32, [stage_k, attention::short_rows(row_tiles)]);
     let size = Size {
         grid: [hopper.num_blocks() as u32, 1, 1],
         block: wgmma::THREADS,

@@ -6,6 +6,7 @@
 mod api;
 mod audio;
 mod child;
+mod converting;
 mod cross;
 mod cu_seqlens;
 mod determinism;

@@ -3,7 +3,8 @@
 //! Pure: made from shapes and the number of SMs alone. The launch fills in addresses: it encodes [`HopperPlan::tensor_maps`], copies
 //! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (before the kernel: any content of the
 //! workspace is then fine, even after a launch that was cut off, and the kernel need not clean up) and launches `num_blocks` blocks of
-//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory, cooperatively if there are counters (see [`Item`]). Tensors, items and workspace start on
+//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory (`CONVERTING_SMEM_BYTES` behind a [`Lead`]), cooperatively
+//! if there are counters or a [`Lead`] (see [`Item`]). Tensors, items and workspace start on
 //! 16-byte boundaries (items on 64).
 
 use attn_backward_kernels::config::wgmma::{SLOT_FLOATS, TILE_K, TILE_M};
@@ -16,6 +17,7 @@ use crate::gemm::ProductShape;
 
 mod accumulation;
 mod cost;
+mod lead;
 mod schedule;
 mod search;
 mod tensor_map;
@@ -24,6 +26,7 @@ mod tests;
 mod tiling;
 
 pub use accumulation::Accumulation;
+pub use lead::Lead;
 pub use search::KCuts;
 pub use tensor_map::{ElementType, Pitches, TensorMapSpec, TensorRole};
 pub use tiling::{KSplit, Tiling};
@@ -51,6 +54,9 @@ pub fn supports_pitches(pitches: &Pitches, c_type: OutputType) -> bool {
     [2 * pitches.a, 2 * pitches.b, c_bytes].iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < most)
 }
 
+/// Tensor maps of a launch that are not the products': what a conversion, or `audio_backward`, takes at most.
+pub const LEAD_TENSOR_MAPS: usize = 3;
+
 /// Most tiles, 128 wide, of a plan: a list of 16 MiB, which takes a second to make.
 const MAX_TILES: usize = 1 << 18;
 
@@ -65,6 +71,7 @@ pub struct HopperPlan {
     items: Vec<Item>,
     workspace_floats: usize,
     num_counters: usize,
+    converts: bool,
     times: Times,
 }
 
@@ -73,6 +80,12 @@ impl HopperPlan {
     ///
     /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds, or lists of more than 2^18 tiles.
     pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize, k_cuts: KCuts) -> Option<Self> {
+        Self::after(accumulation, products, &Lead::none(num_sms), k_cuts)
+    }
+
+    /// As [`HopperPlan::new`], for a launch that first does what `lead` says on the blocks that it is for.
+    pub fn after(accumulation: Accumulation, products: &[ProductShape], lead: &Lead, k_cuts: KCuts) -> Option<Self> {
+        let num_sms = lead.lists.len();
         let all = products.iter().all(|shape| supports(accumulation, shape));
         let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && all;
         let tiles = |p: &ProductShape| p.m.div_ceil(TILE_M as usize).saturating_mul(p.n.div_ceil(128));
@@ -80,22 +93,18 @@ impl HopperPlan {
         if !supported || num_sms == 0 || tiles > MAX_TILES {
             return None;
         }
-        let tilings = search::search(accumulation, products, num_sms, k_cuts)?;
-        Some(Self::with_tilings(accumulation, products, tilings, num_sms))
+        let tilings = search::search(accumulation, products, lead, MAX_TENSOR_MAPS - LEAD_TENSOR_MAPS, k_cuts)?;
+        Some(Self::with_tilings(accumulation, products, tilings, lead))
     }
 
     /// The schedule of given tilings.
-    fn with_tilings(
-        accumulation: Accumulation,
-        products: &[ProductShape],
-        tilings: Vec<Tiling>,
-        num_sms: usize,
-    ) -> Self {
+    fn with_tilings(accumulation: Accumulation, products: &[ProductShape], tilings: Vec<Tiling>, lead: &Lead) -> Self {
         let groups = search::groups(products, &tilings);
         let cost = |group: &TileGroup| Cost::of(accumulation, group.width, products[group.product].c_type);
-        let (runs, num_items) = schedule::runs(&groups, cost);
-        let mut lists = Lists::new(accumulation, products, &groups, num_sms);
-        let times = schedule::play(&groups, (&runs, num_items), cost, num_sms, |block, item| lists.push(block, item));
+        let (runs, num_items) = schedule::runs(&groups, lead, cost);
+        let mut lists = Lists::new(accumulation, products, &groups, lead);
+        let times = schedule::play(&groups, (&runs, num_items), lead, cost, |block, item| lists.push(block, item));
+        let num_sms = lead.lists.len();
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
         let mut items = vec![Item::END; num_sms * items_per_block];
@@ -111,6 +120,7 @@ impl HopperPlan {
             items,
             workspace_floats: places.slots * SLOT_FLOATS as usize,
             num_counters: places.counters,
+            converts: lead.converts(),
             times,
         }
     }
@@ -148,6 +158,11 @@ impl HopperPlan {
     /// `u32` counters, to be zeroed before each launch.
     pub fn num_counters(&self) -> usize {
         self.num_counters
+    }
+
+    /// Whether the launch makes the operands that it multiplies.
+    pub fn converts(&self) -> bool {
+        self.converts
     }
 
     /// Time of a launch with cold caches on an H200, as the cost model has it, in microseconds.
@@ -224,7 +239,7 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup], num_blocks: usize) -> Self {
+    fn new(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup], lead: &Lead) -> Self {
         let mut places = Places::default();
         let first_maps = first_maps(accumulation, products, groups);
         let group_items = groups.iter().map(|group| {
@@ -252,7 +267,7 @@ impl Lists {
             }
             items
         });
-        Lists { groups: group_items.collect(), lists: vec![Vec::new(); num_blocks], places }
+        Lists { groups: group_items.collect(), lists: lead.lists.clone(), places }
     }
 
     fn push(&mut self, block: usize, scheduled: Scheduled) {

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::cost::{Cost, PUBLISH_NS, reduce_ns};
+use super::lead::Lead;
 use super::tiling::{KSplit, Role, TileGroup};
 
 /// One item a tile of a group, all of the same cost.
@@ -24,6 +25,8 @@ pub struct Run {
     first: usize,
     /// Number of items.
     count: usize,
+    /// Turn of the product.
+    turn: usize,
 }
 
 /// An item of a block's list.
@@ -58,8 +61,8 @@ pub struct Times {
     pub mean_ns: u64,
 }
 
-/// The runs of all groups, longest items first, and the number of items.
-pub fn runs(groups: &[TileGroup], cost: impl Fn(&TileGroup) -> Cost) -> (Vec<Run>, usize) {
+/// The runs of all groups, turn by turn, longest items first, and the number of items.
+pub fn runs(groups: &[TileGroup], lead: &Lead, cost: impl Fn(&TileGroup) -> Cost) -> (Vec<Run>, usize) {
     let mut runs = Vec::new();
     for (index, group) in groups.iter().enumerate() {
         let cost = cost(group);
@@ -71,10 +74,11 @@ pub fn runs(groups: &[TileGroup], cost: impl Fn(&TileGroup) -> Cost) -> (Vec<Run
             };
             let ns = u64::from(range.end - range.start) * cost.k_block + rest;
             let k_blocks = (range.start, range.end);
-            runs.push(Run { group: index, role, k_blocks, ns, first: 0, count: group.len() });
+            let turn = lead.turn(group.product);
+            runs.push(Run { group: index, role, k_blocks, ns, first: 0, count: group.len(), turn });
         }
     }
-    runs.sort_by_key(|run| Reverse(run.ns)); // stable: equal costs keep the products' order
+    runs.sort_by_key(|run| (run.turn, Reverse(run.ns))); // stable: equal costs keep the products' order
     let mut items = 0;
     for run in &mut runs {
         run.first = items;
@@ -83,11 +87,11 @@ pub fn runs(groups: &[TileGroup], cost: impl Fn(&TileGroup) -> Cost) -> (Vec<Run
     (runs, items)
 }
 
-/// Work of all runs (without waits and reduce items), and the longest item.
-pub fn lower_bound_ns(runs: &[Run], blocks: usize) -> u64 {
+/// Work of all runs and of `lead` (without waits and reduce items), and the longest item.
+pub fn lower_bound_ns(runs: &[Run], lead: &Lead, blocks: usize) -> u64 {
     let work: u64 = runs.iter().map(|run| run.ns * run.count as u64).sum();
-    let longest = runs.first().map_or(0, |run| run.ns);
-    (work / blocks as u64).max(longest)
+    let longest = runs.iter().map(|run| run.ns).max().unwrap_or(0);
+    ((work + lead.done_ns.iter().sum::<u64>()) / blocks as u64).max(longest)
 }
 
 /// Smallest load first, then the smallest block number.
@@ -98,59 +102,62 @@ impl Loads {
         Loads(loads.enumerate().map(|(block, load)| Reverse((load, block))).collect())
     }
 
-    /// The least loaded block, whose load grows by `ns`.
-    fn take(&mut self, ns: u64) -> usize {
+    /// The least loaded block, which does `ns` of work from `ready` at the earliest.
+    fn take(&mut self, ready: u64, ns: u64) -> usize {
         let Some(mut least) = self.0.peek_mut() else { return 0 };
         let Reverse((load, block)) = *least;
-        *least = Reverse((load + ns, block)); // sinks to its place when the guard drops
+        *least = Reverse((load.max(ready) + ns, block)); // sinks to its place when the guard drops
         block
     }
 }
 
-/// Deals the runs to `blocks` (at least 1) blocks and calls `emit(block, item)` in an order in which each block's items are its list: parts,
-/// whole tiles, owners, reduce items.
+/// Deals the runs to the blocks of `lead` (at least 1) and calls `emit(block, item)` in an order in which each block's items are its list: turn by
+/// turn parts, whole tiles, owners; then reduce items.
 pub fn play(
     groups: &[TileGroup],
     (runs, items): (&[Run], usize),
+    lead: &Lead,
     cost: impl Fn(&TileGroup) -> Cost,
-    blocks: usize,
     mut emit: impl FnMut(usize, Scheduled),
 ) -> Times {
-    let mut loads = Loads::new((0..blocks).map(|_| 0));
+    let mut clock = lead.done_ns.clone();
+    let blocks = clock.len();
     let mut block_of = Vec::with_capacity(items);
-    for run in runs {
-        block_of.extend((0..run.count).map(|_| loads.take(run.ns)));
-    }
-
-    let mut clock = vec![0u64; blocks];
     // When the last part of each tile is done.
     let mut parts_done: Vec<Vec<u64>> =
         groups.iter().map(|g| if g.split.parts() > 0 { vec![0; g.len()] } else { Vec::new() }).collect();
-    for run in runs.iter().filter(|run| matches!(run.role, Role::Part(_))) {
-        for tile in 0..run.count {
-            let block = block_of[run.first + tile];
-            clock[block] += run.ns;
-            let done = &mut parts_done[run.group][tile];
-            *done = clock[block].max(*done);
-            emit(block, Scheduled::Tile { run: *run, tile });
+    for runs in runs.chunk_by(|a, b| a.turn == b.turn) {
+        let mut loads = Loads::new(clock.iter().copied());
+        for run in runs {
+            let group = &groups[run.group];
+            block_of.extend((0..run.count).map(|tile| loads.take(lead.ready(group, tile), run.ns)));
         }
-    }
-    for run in runs.iter().filter(|run| run.role == Role::Whole) {
-        for tile in 0..run.count {
-            let block = block_of[run.first + tile];
-            clock[block] += run.ns;
-            emit(block, Scheduled::Tile { run: *run, tile });
+        for run in runs.iter().filter(|run| matches!(run.role, Role::Part(_))) {
+            for tile in 0..run.count {
+                let block = block_of[run.first + tile];
+                clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
+                let done = &mut parts_done[run.group][tile];
+                *done = clock[block].max(*done);
+                emit(block, Scheduled::Tile { run: *run, tile });
+            }
         }
-    }
-    for run in runs.iter().filter(|run| run.role == Role::Owner) {
-        let group = &groups[run.group];
-        let cost = cost(group);
-        let after_wait = cost.tile + u64::from(group.split.parts()) * cost.add;
-        for tile in 0..run.count {
-            let block = block_of[run.first + tile];
-            let multiplied = clock[block] + run.ns - after_wait;
-            clock[block] = multiplied.max(parts_done[run.group][tile] + PUBLISH_NS) + after_wait;
-            emit(block, Scheduled::Tile { run: *run, tile });
+        for run in runs.iter().filter(|run| run.role == Role::Whole) {
+            for tile in 0..run.count {
+                let block = block_of[run.first + tile];
+                clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
+                emit(block, Scheduled::Tile { run: *run, tile });
+            }
+        }
+        for run in runs.iter().filter(|run| run.role == Role::Owner) {
+            let group = &groups[run.group];
+            let cost = cost(group);
+            let after_wait = cost.tile + u64::from(group.split.parts()) * cost.add;
+            for tile in 0..run.count {
+                let block = block_of[run.first + tile];
+                let multiplied = clock[block].max(lead.ready(group, tile)) + run.ns - after_wait;
+                clock[block] = multiplied.max(parts_done[run.group][tile] + PUBLISH_NS) + after_wait;
+                emit(block, Scheduled::Tile { run: *run, tile });
+            }
         }
     }
     reduce(groups, &parts_done, &mut clock, &mut emit);
@@ -175,7 +182,7 @@ fn reduce(groups: &[TileGroup], parts_done: &[Vec<u64>], clock: &mut [u64], emit
             for first in (0..all).step_by(step as usize) {
                 let count = step.min(all - first);
                 let ns = reduce_ns(count, parts);
-                let block = loads.take(ns);
+                let block = loads.take(0, ns);
                 clock[block] = clock[block].max(done + PUBLISH_NS) + ns;
                 emit(block, Scheduled::Reduce { group: index, tile, first, count });
             }

@@ -4,17 +4,18 @@
 //! the same shapes always get the same plan.
 
 use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
-use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use std::collections::BTreeSet;
 
 use super::Accumulation;
 use super::cost::Cost;
+use super::lead::Lead;
 use super::schedule::{lower_bound_ns, play, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
-/// Items that a search may play: about 10 ms.
+/// Items that a search may play: about 10 ms; behind a conversion, whose end all products must fit around, more.
 const MAX_ITEMS_PLAYED: usize = 250_000;
+const MAX_ITEMS_PLAYED_CONVERTING: usize = 1_000_000;
 /// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
 const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
 /// Up to this n all ways to cut it into tile widths are tried.
@@ -22,6 +23,8 @@ const MAX_N_FOR_ALL_WIDTHS: usize = 2048;
 
 /// Owner cuts of the deepest products that the search also starts from: a part is `k_blocks / share` deep.
 const START_CUTS: [(u32, u32); 2] = [(3, 1), (4, 2)];
+/// Cuts of all the deepest products that the search starts from behind a conversion.
+const CONVERTING_START_CUTS: [KSplit; 3] = [KSplit::Parts(2), KSplit::Parts(3), KSplit::Parts(4)];
 /// A cut along K must win this share of the makespan: it takes workspace, and real waits are longer than the model's.
 const LEAST_GAIN_OF_A_CUT: u64 = 200;
 
@@ -48,14 +51,16 @@ fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32
     tiling.widths[0] == widest && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
 }
 
-/// The best tilings found for `products` on `num_sms` (at least 1) blocks; `None` if all need too many tensor maps.
+/// The best tilings found for `products` on the blocks (at least 1) of `lead`; `None` if all need more than `max_tensor_maps`.
 pub fn search(
     accumulation: Accumulation,
     products: &[ProductShape],
-    num_sms: usize,
+    lead: &Lead,
+    max_tensor_maps: usize,
     k_cuts: KCuts,
 ) -> Option<Vec<Tiling>> {
-    let mut search = Search { accumulation, products, num_sms, k_cuts, played: 0 };
+    let num_sms = lead.done_ns.len();
+    let mut search = Search { accumulation, products, lead, max_tensor_maps, num_sms, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
     let units = units(products);
@@ -67,6 +72,17 @@ pub fn search(
         if START_CUTS.iter().any(|start| is_cut(cut, widest, k_blocks(&products[units[0][0]]), *start)) {
             let mut start = led_by(widest);
             for &product in &units[0] {
+                start[product] = cut.clone();
+            }
+            starts.push((start, Order::DeepestLast));
+        }
+    }
+    if lead.converts() {
+        // The deepest products are ready last: cutting one of them alone gains nothing.
+        let deepest = |product: &usize| products[*product] == products[units[0][0]];
+        for cut in options[0].iter().filter(|cut| CONVERTING_START_CUTS.contains(&cut.split)) {
+            let mut start = led_by(widest);
+            for product in (0..products.len()).filter(deepest) {
                 start[product] = cut.clone();
             }
             starts.push((start, Order::DeepestLast));
@@ -99,6 +115,8 @@ pub fn num_tensor_maps(accumulation: Accumulation, products: &[ProductShape], gr
 struct Search<'a> {
     accumulation: Accumulation,
     products: &'a [ProductShape],
+    lead: &'a Lead,
+    max_tensor_maps: usize,
     num_sms: usize,
     k_cuts: KCuts,
     played: usize,
@@ -109,14 +127,15 @@ impl Search<'_> {
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
         let groups = groups(self.products, tilings);
         let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, self.products[group.product].c_type);
-        let (runs, items) = runs(&groups, cost);
-        let hopeless = lower_bound_ns(&runs, self.num_sms) >= limit;
-        let spent = limit != u64::MAX && self.played + items > MAX_ITEMS_PLAYED;
-        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > MAX_TENSOR_MAPS {
+        let (runs, items) = runs(&groups, self.lead, cost);
+        let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
+        let most = if self.lead.converts() { MAX_ITEMS_PLAYED_CONVERTING } else { MAX_ITEMS_PLAYED };
+        let spent = limit != u64::MAX && self.played + items > most;
+        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > self.max_tensor_maps {
             return None;
         }
         self.played += items;
-        Some(play(&groups, (&runs, items), cost, self.num_sms, |_, _| {}).makespan_ns)
+        Some(play(&groups, (&runs, items), self.lead, cost, |_, _| {}).makespan_ns)
     }
 
     /// Improves one unit after the other until none gets better.

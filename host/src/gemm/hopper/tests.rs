@@ -212,7 +212,7 @@ proptest! {
         let splits = [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }];
         for split in splits.into_iter().filter(|split| split.fits(18)) {
             let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
-            check(&HopperPlan::with_tilings(Promoted, &[shape], vec![tiling], NUM_SMS));
+            check(&HopperPlan::with_tilings(Promoted, &[shape], vec![tiling], &Lead::none(NUM_SMS)));
         }
     }
 
@@ -227,7 +227,7 @@ proptest! {
         let shape = dgrad(rows, 1280, 1280, 3, OutputType::Bf16);
         for split in [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }] {
             let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
-            check(&HopperPlan::with_tilings(Plain, &[shape], vec![tiling], NUM_SMS));
+            check(&HopperPlan::with_tilings(Plain, &[shape], vec![tiling], &Lead::none(NUM_SMS)));
         }
     }
 }
@@ -253,7 +253,7 @@ fn promoted_lists_multiply_low_and_high_parts_as_the_formula_says() {
     let tiling = |split| Tiling { widths: vec![192, 128], split, narrow_row_blocks: 0 };
     let k_blocks = 16; // of a segment: 1000 / 64, rounded up
     for split in [KSplit::Whole, KSplit::Parts(7), KSplit::Owner { part_k_blocks: 5, parts: 3 }] {
-        let plan = HopperPlan::with_tilings(Promoted, &[shape], vec![tiling(split)], 3);
+        let plan = HopperPlan::with_tilings(Promoted, &[shape], vec![tiling(split)], &Lead::none(3));
         let mut multiplied: HashMap<_, Vec<_>> = HashMap::new();
         for item in plan.items().iter().filter(|item| item.k_blocks > 0 && item.kind != item_kind::REDUCE) {
             for block in item.k0 / 64..item.k0 / 64 + item.k_blocks {
@@ -296,7 +296,7 @@ fn search_is_at_least_as_good_as_the_measured_best_schedules() {
     for (total_seq_len, [dx, first, second], _) in measured_best() {
         let products = audio(total_seq_len, 1280);
         let tilings = vec![dx, first.clone(), first, second.clone(), second];
-        let best = HopperPlan::with_tilings(Plain, &products, tilings, NUM_SMS).times.makespan_ns;
+        let best = HopperPlan::with_tilings(Plain, &products, tilings, &Lead::none(NUM_SMS)).times.makespan_ns;
         let found = HopperPlan::new(Plain, &products, NUM_SMS, KCuts::Allowed).unwrap().times.makespan_ns;
         println!("T = {total_seq_len}: found {found} ns, measured best {best} ns");
         assert!(found <= best, "T = {total_seq_len}: found {found} ns, measured best {best} ns");
@@ -308,7 +308,7 @@ fn cost_model_is_within_15_percent_of_the_measured_times() {
     // At T = 128 a chain of memory latencies rules, which the model does not have: 12.4 us against 16.8.
     for (total_seq_len, [dx, first, second], measured_us) in measured_best() {
         let tilings = vec![dx, first.clone(), first, second.clone(), second];
-        let plan = HopperPlan::with_tilings(Plain, &audio(total_seq_len, 1280), tilings, NUM_SMS);
+        let plan = HopperPlan::with_tilings(Plain, &audio(total_seq_len, 1280), tilings, &Lead::none(NUM_SMS));
         let predicted_us = plan.predicted_us();
         println!("T = {total_seq_len}: predicted {predicted_us:.1} us, measured {measured_us:.1} us");
         assert!(total_seq_len == 128 || (predicted_us / measured_us - 1.0).abs() < 0.15);

@@ -140,6 +140,13 @@ impl TileGroup {
         self.columns.len() * self.rows.len()
     }
 
+    /// Row block of a tile, by its place in raster order.
+    pub fn row_block(&self, tile: usize) -> usize {
+        let band = tile / (RASTER_ROWS * self.columns.len());
+        let first = self.rows.start + band * RASTER_ROWS;
+        first + (tile - band * RASTER_ROWS * self.columns.len()) % RASTER_ROWS.min(self.rows.end - first)
+    }
+
     /// First row and column of every tile, in raster order.
     pub fn tiles(&self) -> Vec<[u32; 2]> {
         let mut tiles = Vec::with_capacity(self.len());
@@ -253,6 +260,17 @@ mod tests {
         }
         assert_eq!(all_widths(1280, &TILE_WIDTHS).len(), 14);
         assert_eq!(all_widths(1280, &PROMOTED_TILE_WIDTHS).len(), 4);
+    }
+
+    #[test]
+    fn row_blocks_are_those_of_the_tiles() {
+        for (rows, columns) in [(0..1, 1), (0..16, 2), (3..40, 3), (5..37, 6)] {
+            let columns = (0..columns).map(|i| 256 * i).collect();
+            let group = TileGroup { product: 0, width: 256, columns, rows, k_blocks: 1, split: KSplit::Whole };
+            for (tile, [m0, _]) in group.tiles().into_iter().enumerate() {
+                assert_eq!(group.row_block(tile) as u32 * TILE_M, m0);
+            }
+        }
     }
 
     #[test]

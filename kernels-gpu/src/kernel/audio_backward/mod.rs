@@ -13,7 +13,7 @@
 //!
 //! **Registers.** 168 at launch, and for the teams; then those of `wgmma_gemm`.
 //!
-//! **Preconditions.** Those of `wgmma_gemm`, but its counters need not be zero; [`AudioBackwardParams`]; head_dim 64; no chunk longer than `16
+//! **Preconditions.** Those of `wgmma_gemm`, but its counters need not be zero; [`AudioBeside`]; head_dim 64; no chunk longer than `16
 //! row_tiles` rows (one that is counts as breaking a rule, see `chunks.rs`).
 //!
 //! **Ordering.** A block's threads meet, one of them counts the block as done (release); the producer and the rider of every block wait for all
@@ -26,7 +26,7 @@ use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
 use super::wgmma_gemm::{Bf16, Entry, ToBf16, num_barriers, roles, start};
 use crate::config::audio_backward::TEAM_ROW_TILES;
 use crate::config::wgmma as config;
-use crate::params_wgmma::{AudioBackwardParams, TensorMap, WgmmaParams};
+use crate::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     atomic_add, ctaid_again, fence_proxy_async, ld_acquire, prefetch_tensormap_if, red_add_release_if,
 };
@@ -43,10 +43,22 @@ const TEAM_BARRIERS: u32 = 7 * (3 + 2);
 struct AudioBackward;
 
 impl AudioBackward {
-    /// Generic address of the parameters.
+    /// The tensor maps of out_weight and grad_output.
     #[inline(always)]
-    fn params() -> *const AudioBackwardParams {
-        let params: *const AudioBackwardParams;
+    fn maps() -> *const TensorMap {
+        // SAFETY: inside the parameters.
+        unsafe { (&raw const (*Self::params()).maps).cast::<TensorMap>().add(FIRST_AUDIO_MAP) }
+    }
+}
+
+impl Entry for AudioBackward {
+    type Operand = Bf16;
+    type Output = ToBf16;
+    type Beside = AudioBeside;
+
+    #[inline(always)]
+    fn params() -> *const WgmmaParams<AudioBeside> {
+        let params: *const WgmmaParams<AudioBeside>;
         // SAFETY: takes the address of the only parameter of the entry.
         unsafe {
             asm!("{{ .reg .b64 t; mov.b64 t, audio_backward_param_0; cvta.param.u64 {p}, t; }}",
@@ -55,28 +67,11 @@ impl AudioBackward {
         params
     }
 
-    /// The tensor maps of out_weight and grad_output.
-    #[inline(always)]
-    fn maps() -> *const TensorMap {
-        Self::params().cast()
-    }
-}
-
-impl Entry for AudioBackward {
-    type Operand = Bf16;
-    type Output = ToBf16;
-
-    #[inline(always)]
-    fn params() -> *const WgmmaParams {
-        // SAFETY: inside the parameters.
-        unsafe { &raw const (*AudioBackward::params()).gemm }
-    }
-
     #[inline(always)]
     unsafe fn wait_for_operands(counts: bool) {
         // SAFETY: the words only count during the launch; the last of the two waits of each block is the last access to them.
         unsafe {
-            let done = (*AudioBackward::params()).done;
+            let done = (*Self::params()).beside.done;
             while ld_acquire(done) < grid_dim_x() {}
             fence_proxy_async();
             if counts && atomic_add(done.wrapping_add(1), 1) == 2 * grid_dim_x() - 1 {
@@ -90,25 +85,25 @@ impl Entry for AudioBackward {
 /// Operation A for chunks of at most `16 row_tiles` rows.
 ///
 /// # Safety
-/// The launch is as the file's head says and `params` as [`AudioBackwardParams`] does, with valid device pointers; outputs overlap neither each
+/// The launch is as the file's head says and `params` as [`AudioBeside`] does, with valid device pointers; outputs overlap neither each
 /// other nor inputs.
 #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
-    barriers = num_barriers(64, &config::TILE_WIDTHS) + TEAM_BARRIERS)]
-pub unsafe fn audio_backward(params: AudioBackwardParams) {
+    barriers = num_barriers(64, &config::TILE_WIDTHS, false) + TEAM_BARRIERS)]
+pub unsafe fn audio_backward(params: WgmmaParams<AudioBeside>) {
     // SAFETY: the caller's; the branches are the same for the whole block.
     unsafe {
         prefetch_tensormap_if(thread_idx_x() < 2, AudioBackward::maps().wrapping_add(thread_idx_x() as usize));
         start::<AudioBackward>();
         zero_counters(&params);
-        match params.row_tiles {
-            4 => team::work::<4, 32>(&params.attention),
-            5 => team::work::<5, 40>(&params.attention),
-            _ => team::work::<8, 32>(&params.attention),
+        match params.beside.row_tiles {
+            4 => team::work::<4, 32>(&params.beside.attention),
+            5 => team::work::<5, 40>(&params.beside.attention),
+            _ => team::work::<8, 32>(&params.beside.attention),
         }
         // The teams' shared memory becomes the ring's.
         fence_proxy_async();
         sync_threads();
-        red_add_release_if(thread_idx_x() == 0, params.done, 1);
+        red_add_release_if(thread_idx_x() == 0, params.beside.done, 1);
         roles::<AudioBackward>();
     }
 }
@@ -119,11 +114,11 @@ const _: () = assert!(matches!(TEAM_ROW_TILES, [4, 5, 8]));
 /// # Safety
 /// As [`audio_backward`].
 #[inline(always)]
-unsafe fn zero_counters(params: &AudioBackwardParams) {
+unsafe fn zero_counters(params: &WgmmaParams<AudioBeside>) {
     let mut word = ctaid_again() * config::THREADS + thread_idx_x();
-    while word < params.num_counters {
+    while word < params.beside.num_counters {
         // SAFETY: inside the range.
-        unsafe { stg32_if(true, params.gemm.counters.wrapping_add(word as usize).cast(), 0) };
+        unsafe { stg32_if(true, params.counters.wrapping_add(word as usize).cast(), 0) };
         word += grid_dim_x() * config::THREADS;
     }
 }

@@ -106,7 +106,7 @@ fn shared_map<const ROW_TILES: usize>(stage: u32, parity: u32) -> (Shared, Ring<
 /// All items of this thread's team.
 ///
 /// # Safety
-/// All threads of the block, with `params` as [`super::AudioBackwardParams`] says.
+/// All threads of the block, with `params` as [`crate::params_wgmma::AudioBeside`] says.
 #[inline(always)]
 pub(super) unsafe fn work<const ROW_TILES: usize, const R: usize>(params: &AttentionParams) {
     let steps = ROW_TILES as u32;

@@ -89,10 +89,10 @@ fn largest<const N: usize>(v: &[[f32; 4]; N]) -> u32 {
     let mut m = [0; 4];
     for v in v {
         for (m, x) in m.iter_mut().zip(v) {
-            *m = scale::magnitude(*x).max(*m);
+            *m = scale::order(*x).max(*m);
         }
     }
-    m[0].max(m[1]).max(m[2].max(m[3]))
+    scale::magnitude_of_order(m[0].max(m[1]).max(m[2].max(m[3])))
 }
 
 /// Maxima over the block, in all threads.
@@ -266,7 +266,7 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
         let (q, kv) = block_max(shared::dynamic_base() + set, q, k.max(v));
         let tops = [top_dec, top_enc, scale::weight_exponent(q), scale::weight_exponent(kv)];
         for (i, top) in tops.into_iter().enumerate() {
-            red_max_s32_if(thread::thread_idx_x() == 0 && top != i32::MIN, p.maxima.wrapping_add(i), top);
+            red_max_s32_if(thread::thread_idx_x() == 0, p.maxima.wrapping_add(i), scale::maximum_word(top));
         }
     }
 }

@@ -11,6 +11,7 @@
 //!            wq' = q_weight * 2^-R_2                                      wkv' = (k_weight over v_weight) * 2^-R_3
 //! ```
 //! The row exponents of the gradients thereby leave the weight gradients' sums over tokens and are undone in one factor `2^R`.
+//! `cross_wgmma_*` make the same in the launch that multiplies, for long sequences of the model's sizes on Hopper.
 //! Two launches, because `R` needs the maxima of everything. The atomic maxima are of integers: their order does not matter.
 //!
 //! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.
@@ -25,14 +26,13 @@
 //! ```
 //! Registers: at most 80 a thread (gradients), 48 (operands).
 //!
-//! Preconditions: as [`CrossConvertParams`] says; `maxima` filled with [`NO_MAXIMUM_BYTE`](crate::scale::NO_MAXIMUM_BYTE) before
-//! gradients, which has finished before operands starts.
+//! Preconditions: as [`CrossConvertParams`] says; `maxima` zero before gradients, which has finished before operands starts.
 //!
 //! Rounding: sums over a group's heads in fp32, heads in order, from 0. `_fast`: scaled values to fp16, nearest even. `_high`: part
 //! 0 as `_fast`, part 1 the fp16 nearest to what part 0 leaves (0 where part 0 is not finite). Infinities and NaN stay what they are.
 mod gradients;
 mod operands;
-mod parts;
+pub(super) mod parts;
 
 use crate::config::cross_convert::{GRADIENTS_BLOCKS_PER_SM, OPERANDS_BLOCKS_PER_SM, THREADS};
 use crate::params::CrossConvertParams;

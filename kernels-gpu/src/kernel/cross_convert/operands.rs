@@ -71,7 +71,8 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
     let (pieces, cross_pieces) = (p.hidden_size / 4, p.cross_hidden_size / 4);
     // SAFETY: the tensors are as in `CrossConvertParams`; the maxima were written by a launch before this one.
     unsafe {
-        let exponents: [i32; 4] = from_fn(|i| scale::operand_exponent(p.maxima.wrapping_add(i).read()));
+        let exponents: [i32; 4] =
+            from_fn(|i| scale::operand_exponent(scale::maximum_of_word(p.maxima.wrapping_add(i).read())));
         let first_thread = thread::block_idx_x() == 0 && thread::thread_idx_x() == 0;
         for (i, exponent) in exponents.into_iter().enumerate() {
             stg32_if(first_thread, p.exponents.wrapping_add(i).cast(), exponent as u32);

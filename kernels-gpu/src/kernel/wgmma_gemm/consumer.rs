@@ -30,6 +30,10 @@ impl Consumer {
         let mut acc = [0f32; R];
         // SAFETY: the item's product and maps are in use; its kind is the same for all threads.
         unsafe {
+            if E::CONVERTS {
+                // The exponents are there when the operands are.
+                self.ring.wait_full();
+            }
             // Loaded now, so that the latency hides behind the multiplication.
             let exponents = row_exponents::<E>(product::<E>(item), item.m0 + self.row());
             if E::Operand::PROMOTED {
@@ -131,7 +135,7 @@ impl Consumer {
     /// # Safety
     /// All threads of the warpgroup.
     #[inline(always)]
-    unsafe fn release_read_stage(&mut self) {
+    pub(super) unsafe fn release_read_stage(&mut self) {
         // SAFETY: the barrier orders the reads before the leader's arrival.
         unsafe {
             named_barrier(named_barrier::WARPGROUP + self.warpgroup, 128);
@@ -175,6 +179,10 @@ impl Consumer {
         let column = item.n0 + item.k0 * 8 + (self.thread % 4) * 2;
         // SAFETY: the stage holds `[part][warpgroup][step groups]`; stores are inside C's rows, and tiles cover its columns exactly.
         unsafe {
+            if E::CONVERTS {
+                // The exponents are there when the parts are.
+                self.ring.wait_full();
+            }
             let product = product::<E>(item);
             let exponents = row_exponents::<E>(product, row);
             let pitch = (*product).c_pitch_bytes as usize;

@@ -4,22 +4,26 @@
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
 //! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
+//! `cross_wgmma_*` make the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
-//! must be resident at once, see [`Item`]: a cooperative launch. Deterministic: parts are added in a fixed order, nothing is added atomically.
+//! must be resident at once, see [`Item`]: a cooperative launch; always if the launch converts. Deterministic: parts are added in a fixed order;
+//! counts, and maxima of integers, are all that is atomic.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
-//! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]), the rest of warp 0 idles. Warpgroups 1
+//! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]; idle if it converts), the rest of warp 0 idles. Warpgroups 1
 //! and 2: consumers, 64 rows of the 128-row tile each.
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
-//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
+//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all. Converting: maxima of warps `[2 warpgroups][2 sets][8]` words
+//! at 229,440; 229,568 in all.
 //!
 //! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
-//! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory.
+//! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory. Converting: the sizes of `config::wgmma::converting`; maxima and
+//! `ready` are zero; 229,568 bytes of dynamic shared memory.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -27,6 +31,7 @@
 //! Matrix units truncate what they add to an accumulator, an error that grows with k. Promoted: after every
 //! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item (half as many before warpgroup 1's first time) the accumulators are added to fp32
 //! totals (to nearest) and start from 0 again; parts are totals.
+//! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
 //! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
@@ -37,14 +42,16 @@ use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
 use crate::params::Major;
-use crate::params_wgmma::{TensorMap, WgmmaParams};
+use crate::params_wgmma::{AudioBeside, Conversion, Rider, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_l1_if, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
+use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
 mod consumer;
+mod convert;
 mod operand;
 mod output;
 mod parts;
@@ -57,14 +64,36 @@ use operand::{F16, F16Promoted, Operand};
 pub(super) use output::ToBf16;
 use output::{Output, ToF32};
 
+/// What a launch does beside its products.
+pub trait Beside {
+    /// Whether it makes the products' operands: a [`Conversion`], not a [`Rider`].
+    const CONVERTS: bool;
+}
+
+impl Beside for Rider {
+    const CONVERTS: bool = false;
+}
+
+impl Beside for AudioBeside {
+    const CONVERTS: bool = false;
+}
+
+impl Beside for Conversion {
+    const CONVERTS: bool = true;
+}
+
 /// An entry point: its types and its parameters.
 pub(super) trait Entry {
     /// Type of A and B.
     type Operand: Operand;
     /// Type of C.
     type Output: Output;
+    /// What it does beside the products.
+    type Beside: Beside;
+    /// Whether it converts.
+    const CONVERTS: bool = Self::Beside::CONVERTS;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
-    fn params() -> *const WgmmaParams;
+    fn params() -> *const WgmmaParams<Self::Beside>;
     /// Waits until this launch has computed what the products, and the rider, read. One of the threads that call it together `counts`.
     ///
     /// # Safety
@@ -75,7 +104,7 @@ pub(super) trait Entry {
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
-pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
+pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
     while i < widths.len() {
@@ -83,7 +112,8 @@ pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32]) -> u32 {
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
-    2 * tiles + 3
+    // The conversion: one a token of either sequence, one a stage of maximum and of scale items, one an item, the publisher's.
+    2 * tiles + 3 + if converts { 6 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -94,16 +124,17 @@ const fn tile_widths<O: Operand>() -> &'static [u32] {
 /// Declares an entry point. Its parameters are reached by the name that rustc gives them in PTX, never by the Rust value, so there is no
 /// local copy of them and the tensor maps have the address that TMA needs.
 macro_rules! entry {
-    ($(#[$doc:meta])* $name:ident, $marker:ident, $operand:ty, $output:ty) => {
+    ($(#[$doc:meta])* $name:ident, $marker:ident, $operand:ty, $output:ty, $beside:ty) => {
         #[doc = concat!("[`", stringify!($name), "`].")]
         struct $marker;
 
         impl Entry for $marker {
             type Operand = $operand;
             type Output = $output;
+            type Beside = $beside;
             #[inline(always)]
-            fn params() -> *const WgmmaParams {
-                let params: *const WgmmaParams;
+            fn params() -> *const WgmmaParams<$beside> {
+                let params: *const WgmmaParams<$beside>;
                 // SAFETY: takes the address of the only parameter of the entry that this type belongs to.
                 unsafe {
                     asm!(concat!("{{ .reg .b64 t; mov.b64 t, ", stringify!($name), "_param_0; cvta.param.u64 {p}, t; }}"),
@@ -119,8 +150,8 @@ macro_rules! entry {
         /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
         /// neither each other nor inputs.
         #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
-            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>()))]
-        pub unsafe fn $name(_params: WgmmaParams) {
+            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>(), <$beside as Beside>::CONVERTS))]
+        pub unsafe fn $name(_params: WgmmaParams<$beside>) {
             // SAFETY: as the caller promises.
             unsafe { run::<$marker>() }
         }
@@ -129,19 +160,28 @@ macro_rules! entry {
 
 entry!(
     /// bf16 operands, bf16 outputs.
-    wgmma_bf16_bf16, WgmmaBf16Bf16, Bf16, ToBf16
+    wgmma_bf16_bf16, WgmmaBf16Bf16, Bf16, ToBf16, Rider
 );
 entry!(
     /// bf16 operands, fp32 outputs.
-    wgmma_bf16_f32, WgmmaBf16F32, Bf16, ToF32
+    wgmma_bf16_f32, WgmmaBf16F32, Bf16, ToF32, Rider
 );
 entry!(
     /// fp16 operands, scaled fp32 outputs.
-    wgmma_f16_f32, WgmmaF16F32, F16, ToF32
+    wgmma_f16_f32, WgmmaF16F32, F16, ToF32, Rider
 );
 entry!(
     /// Operands of two fp16 parts, sums promoted to fp32 totals, scaled fp32 outputs.
-    wgmma_f16_f32_promoted, WgmmaF16F32Promoted, F16Promoted, ToF32
+    wgmma_f16_f32_promoted, WgmmaF16F32Promoted, F16Promoted, ToF32, Rider
+);
+
+entry!(
+    /// Operation B in `Fast`: converts, then multiplies as `wgmma_f16_f32`.
+    cross_wgmma_fast, CrossWgmmaFast, F16, ToF32, Conversion
+);
+entry!(
+    /// Operation B in `High`: converts, then multiplies as `wgmma_f16_f32_promoted`.
+    cross_wgmma_high, CrossWgmmaHigh, F16Promoted, ToF32, Conversion
 );
 
 /// The list of this block.
@@ -184,7 +224,8 @@ pub(super) unsafe fn start<E: Entry>() {
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
         prefetch_l1_if(!(*E::params()).k_limit.is_null(), (*E::params()).k_limit);
-        if t == 0 {
+        // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
+        if (if E::CONVERTS { tid_again() } else { t }) == 0 {
             Ring::new().init(2);
         }
     }
@@ -209,7 +250,7 @@ pub(super) unsafe fn roles<E: Entry>() {
                 producer::produce_list::<E>(ring, k_limit);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
-            } else if t >= 32 {
+            } else if t >= 32 && !E::CONVERTS {
                 rider::ride::<E>(t % 32);
             }
         } else {
@@ -236,7 +277,9 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
             }
             next = next.add(1);
             prefetch_l1(next);
-            if item.kind == item_kind::REDUCE {
+            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+                consumer.convert::<E>(&item);
+            } else if item.kind == item_kind::REDUCE {
                 consumer.reduce::<E>(&item);
             } else {
                 match (item.a_major, item.width) {

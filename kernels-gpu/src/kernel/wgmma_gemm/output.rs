@@ -7,9 +7,12 @@ use super::operand::Operand;
 use crate::config::wgmma::{CHUNK_BYTES, OUTPUT_CHUNKS, named_barrier};
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::convert::bf16x2;
-use crate::ptx::hopper::{bulk_commit_if, bulk_wait_read_if, fence_proxy_async_shared, named_barrier, tma_store_2d_if};
+use crate::ptx::hopper::{
+    bulk_commit_if, bulk_wait_read_if, fence_proxy_async_shared, ld_relaxed_s32, named_barrier, tma_store_2d_if,
+};
 use crate::ptx::matrix::stmatrix_x4;
 use crate::ptx::memory::{stg32_if, stg64_if, sts64};
+use crate::scale::{maximum_of_word, operand_exponent};
 use crate::tile::layout::{ROW_BYTES, swizzle_128b};
 use crate::tile::power_of_two::power_of_two_halves;
 use crate::tile::ring::Ring;
@@ -94,7 +97,7 @@ impl Output for ToF32 {
 /// Exponents of the power of two that each of a thread's two rows, `row` and `row + 8`, is multiplied by.
 ///
 /// # Safety
-/// `product` is in use; its exponents were written before the launch.
+/// `product` is in use; its exponents were written before the launch or, by other blocks, before what the caller has waited for.
 #[inline(always)]
 pub(super) unsafe fn row_exponents<E: Entry>(product: *const WgmmaProduct, row: u32) -> [i32; 2] {
     if !E::Operand::SCALED {
@@ -105,8 +108,16 @@ pub(super) unsafe fn row_exponents<E: Entry>(product: *const WgmmaProduct, row: 
         let all = (*product).exponent;
         let rows = (*product).row_exponents;
         let last = (*product).rows - 1;
-        let common = if all.is_null() { 0 } else { *all };
-        let of = |row: u32| if rows.is_null() { 0 } else { *rows.add(if row < last { row } else { last } as usize) };
+        let read = |p: *const i32| if E::CONVERTS { ld_relaxed_s32(p) } else { *p };
+        let common = if all.is_null() {
+            0
+        } else if E::CONVERTS {
+            operand_exponent(maximum_of_word(read(all)))
+        } else {
+            read(all)
+        };
+        let of =
+            |row: u32| if rows.is_null() { 0 } else { read(rows.add(if row < last { row } else { last } as usize)) };
         [common + of(row), common + of(row + 8)]
     }
 }

@@ -5,7 +5,7 @@
 //! tail), or reduce items come later in some blocks' lists (many parts: the reading is spread). In both the producer streams the parts
 //! through the ring, so that their latency hides behind the work before, and the consumers add them in part order: the result does not
 //! depend on timing.
-use super::{Entry, list};
+use super::{Entry, convert, list};
 use crate::config::wgmma::{SLOT_FLOATS, named_barrier};
 use crate::ptx::hopper::{named_barrier, red_add_release_if, stg128_cg};
 use crate::schedule::item::{Item, item_kind};
@@ -47,11 +47,13 @@ pub(super) unsafe fn park<E: Entry, const R: usize>(item: &Item, acc: &[f32; R],
 /// All lanes of one warp; no other warp publishes for this warpgroup.
 #[inline(always)]
 pub(super) unsafe fn publish_list<E: Entry>(warpgroup: u32, lane: u32) {
-    // SAFETY: the list ends with 0 k-blocks and is the same for all lanes; the warpgroup arrives once for each part (`park`).
+    // SAFETY: the list ends with 0 k-blocks and is the same for all lanes; the warpgroup arrives once for each part (`park`) and conversion item.
     unsafe {
         let mut item = list::<E>();
         while (*item).k_blocks != 0 {
-            if (*item).kind == item_kind::PART {
+            if E::CONVERTS && (*item).kind >= item_kind::MAXIMUM {
+                convert::publish::<E>(&*item, warpgroup, lane);
+            } else if (*item).kind == item_kind::PART {
                 named_barrier(named_barrier::PART_STORED + warpgroup, 128 + 32);
                 red_add_release_if(lane == 0, (*E::params()).counters.add((*item).counter as usize), 1);
             }

@@ -4,7 +4,7 @@
 //! the one that the limit cuts from the product's copies of it, which have zeros past the limit: NaN there would survive a factor of zero.
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
-use super::{Entry, list};
+use super::{Entry, convert, list};
 use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
 use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
@@ -35,6 +35,13 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
             }
             next = next.add(1);
             prefetch_l1(next);
+            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+                ring.load_rows::<E>(&item);
+                continue;
+            }
+            if E::CONVERTS && item.kind != item_kind::REDUCE {
+                convert::wait_for_operands::<E>(&item);
+            }
             match item.kind {
                 item_kind::REDUCE => produce_reduce::<E>(&mut ring, &item),
                 item_kind::OWNER => produce_owner::<E>(&mut ring, &item, limit, next),

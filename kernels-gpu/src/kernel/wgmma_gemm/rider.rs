@@ -1,4 +1,4 @@
-//! The rider: warp 1 of every block, which the products leave idle, does the small work of `params.rider` beside them.
+//! The rider: warp 1 of every block, which the products leave idle, does the small work of `params.beside` beside them.
 //!
 //! * Zeroes the counters of a later launch.
 //! * Sums columns: of a bf16 matrix, 16 columns a warp (lane l has 8 of them in rows l / 2, l / 2 + 16, ..), and of fp32 partial sums, 32
@@ -23,12 +23,12 @@ use crate::ptx::sync::shfl_xor;
 /// Everything that the parameters ask for.
 ///
 /// # Safety
-/// All lanes of one warp of every block; `params.rider` is as [`Rider`] says.
+/// All lanes of one warp of every block; the entry has a [`Rider`], which is as it says.
 #[inline(always)]
 pub(super) unsafe fn ride<E: Entry>(lane: u32) {
     // SAFETY: the caller's. Conditions of branches are the same for all lanes.
     unsafe {
-        let rider: *const Rider = &raw const (*E::params()).rider;
+        let rider: *const Rider = (&raw const (*E::params()).beside).cast();
         zero((*rider).zero, (*rider).zero_words, lane);
         sum_columns::<E>(&(*rider).column_sum, lane);
         E::wait_for_operands(lane == 0);

@@ -1,0 +1,126 @@
+//! Operation B's conversion to scaled fp16, by the launch that multiplies: items like tiles, through the same ring.
+//!
+//! Formula: that of [`cross_convert`](crate::kernel::cross_convert), bit for bit (but that a zero keeps its sign). The producer loads rows of fp32
+//! into a stage; a consumer warpgroup takes every second row of an item, counted from the item's first. Its publishing warp counts what is
+//! done in `conversion.ready`, and whoever needs it waits there.
+//! * maximum items: 16 bytes a thread at a time, any of the rows.
+//! * token items: a warpgroup holds a token in registers from its one reading to its storing, thread `i` the pieces `i, i + 128, ..` (16 bytes of
+//!   fp32). The stage is given back as soon as all have read.
+//! * scale items: a warp takes every eighth row.
+//!
+//! Stage of a token item: `[tensors][num_heads][tokens][head_dim]` of gradients, one or two tensors (dK and dV), then `[tokens][hidden]`.
+//!
+//! **Ordering.** Results of other blocks are read after the producer has acquired them: directly (`ld.relaxed.gpu`, past L1) after the first full
+//! stage of the item, since the producer's arrival follows its acquire, or by TMA after a proxy fence.
+use super::Entry;
+use crate::config::wgmma::{TILE_M, ready, rows_per_stage};
+use crate::params_wgmma::Conversion;
+use crate::schedule::convert::{StageLayout, Stages};
+use crate::schedule::item::{Item, matrix};
+
+mod consume;
+mod produce;
+mod token;
+
+pub(super) use consume::publish;
+pub(super) use produce::wait_for_operands;
+
+/// A sequence of tokens; a piece is 16 bytes of fp32 (4 elements).
+struct Sequence {
+    layout: StageLayout,
+    seq_len: u32,
+    /// Pieces of a converted row.
+    row_pieces: u32,
+    hidden_pieces: u32,
+    hidden: *const f32,
+}
+
+impl Sequence {
+    /// Sequence `index`: 0 decoder, 1 encoder.
+    #[inline(always)]
+    fn of(c: &Conversion, index: u32) -> Self {
+        let head_shift = c.head_dim.trailing_zeros() - 2;
+        let (seq_len, heads, hidden, hidden_size, tokens) = if index == 0 {
+            (c.seq_len_dec, c.num_heads, c.decoder_hidden_states, c.hidden_size, c.tokens_per_stage[0])
+        } else {
+            (c.seq_len_enc, c.num_kv_heads, c.encoder_hidden_states, c.cross_hidden_size, c.tokens_per_stage[1])
+        };
+        // SAFETY: there are key/value heads, and items name tokens of sequences that have some.
+        unsafe { core::hint::assert_unchecked(heads != 0 && seq_len != 0) };
+        let (tensors, num_heads) = (1 + index, c.num_heads);
+        Sequence {
+            layout: StageLayout { tensors, num_heads, groups: num_heads / heads, head_shift, tokens },
+            seq_len,
+            row_pieces: (heads << head_shift) << index,
+            hidden_pieces: hidden_size / 4,
+            hidden,
+        }
+    }
+
+    /// Walk over an item's tokens.
+    #[inline(always)]
+    fn stages(&self, item: &Item) -> Stages {
+        Stages::new(self.seq_len, self.layout.tokens, item.m0, item.k_blocks)
+    }
+
+    /// Bytes of the gradients in a stage; hidden states follow.
+    #[inline(always)]
+    fn gradient_bytes(&self) -> u32 {
+        self.layout.tensors * self.layout.box_bytes()
+    }
+}
+
+/// A matrix of weights or hidden states.
+struct Matrix {
+    source: *const f32,
+    row_pieces: u32,
+    /// Rows of a stage.
+    per_stage: u32,
+}
+
+impl Matrix {
+    /// The matrix that an item names.
+    #[inline(always)]
+    fn of(c: &Conversion, index: u32) -> Self {
+        let source = match index {
+            matrix::Q_WEIGHT => c.q_weight,
+            matrix::K_WEIGHT => c.k_weight,
+            matrix::V_WEIGHT => c.v_weight,
+            matrix::DECODER => c.decoder_hidden_states,
+            _ => c.encoder_hidden_states,
+        };
+        let row_pieces = if matrix::sequence(index) == 0 { c.hidden_size } else { c.cross_hidden_size } / 4;
+        // SAFETY: rows are not empty.
+        unsafe { core::hint::assert_unchecked(row_pieces != 0) };
+        Matrix { source, row_pieces, per_stage: rows_per_stage(16 * row_pieces) }
+    }
+}
+
+/// Rows of weights of a sequence.
+#[inline(always)]
+fn weight_rows(c: &Conversion, sequence: u32) -> u32 {
+    if sequence == 0 { c.num_heads * c.head_dim } else { 2 * c.num_kv_heads * c.head_dim }
+}
+
+/// Tokens of a sequence.
+#[inline(always)]
+fn tokens(c: &Conversion, sequence: u32) -> u32 {
+    if sequence == 0 { c.rows_dec } else { c.rows_enc }
+}
+
+/// Counter of the row block of a token, and the tokens of the block.
+#[inline(always)]
+fn row_block(c: &Conversion, sequence: u32, row: u32) -> (u32, u32) {
+    let left = tokens(c, sequence) - row / TILE_M * TILE_M;
+    (ready::row_block(sequence, row, c.rows_dec), if left < TILE_M { left } else { TILE_M })
+}
+
+/// The conversion of a launch.
+///
+/// # Safety
+/// The entry converts.
+#[inline(always)]
+unsafe fn conversion<E: Entry>() -> &'static Conversion {
+    // SAFETY: the parameters live as long as the launch; the entry converts, so this is what stands there.
+    unsafe { &*(&raw const (*E::params()).beside).cast::<Conversion>() }
+}
