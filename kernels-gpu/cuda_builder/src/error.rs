@@ -101,6 +101,14 @@ pub enum PtxError {
         /// In the PTX.
         found: u32,
     },
+    /// A kernel calls a function: it can panic, or something was not inlined.
+    #[error("{entry}: `{call}`; a kernel has nothing to call, and a panic (a division, an index) would hang or trap")]
+    Call {
+        /// Name of the entry.
+        entry: String,
+        /// The instruction.
+        call: String,
+    },
     /// A barrier that belongs to no entry and cannot be counted.
     #[error("{function}: a block-wide barrier in a function that was not inlined; mark the function #[inline(always)]")]
     BarrierInFunction {

@@ -158,6 +158,10 @@ fn write_entry(
         return Err(PtxError::Parameters { entry: name, found: params.len() });
     };
 
+    if let Some(call) = lines[body..end].iter().map(|line| code(line)).find(|code| code.starts_with("call")) {
+        return Err(PtxError::Call { entry: name, call: call.into() });
+    }
+
     let mut marker: Option<Marker> = None;
     for (index, line) in lines.iter().enumerate().take(end).skip(body) {
         let Some(found) = line.find(MARKER).map(|start| line[start..].trim_end()) else { continue };
@@ -281,6 +285,8 @@ mod tests {
         assert_eq!(error(PARAM, MARK), PtxError::Barriers { entry: entry(), declared: 1, found: 0 });
         let copied = PtxError::Barriers { entry: entry(), declared: 1, found: 2 };
         assert_eq!(error(PARAM, &format!("{bar}\n@%p1 bra $L1;\n\tbar.sync 0;")), copied);
+        let panics = format!("{bar}\n\tcall.uni panic, ();");
+        assert_eq!(error(PARAM, &panics), PtxError::Call { entry: entry(), call: "call.uni panic, ();".into() });
         let other = MARK.replace("256", "128");
         assert!(matches!(error(PARAM, &format!("{bar}\n{other}")), PtxError::MarkersDiffer { .. }));
         assert!(matches!(error(PARAM, &bar.replace("barriers=1", "barriers=")), PtxError::Malformed { .. }));

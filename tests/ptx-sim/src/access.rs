@@ -117,24 +117,24 @@ impl Environment<'_> {
         Ok(out)
     }
 
-    /// A word of global memory.
-    pub(crate) fn read_global_word(&mut self, address: u64) -> Result<u32, Cause> {
+    /// The first `bytes` (an even number, at most 16) at an address of global memory, zeros after them.
+    pub(crate) fn read_part(&mut self, address: u64, bytes: u32) -> Result<[u32; 4], Cause> {
         let mut out = [0; 4];
-        self.stats.global_read_bytes += 4;
-        self.memory.read(address, 4, &mut out)?;
-        Ok(out[0])
+        self.stats.global_read_bytes += u64::from(bytes);
+        if bytes == 16 {
+            self.memory.read(address, 16, &mut out)?;
+            return Ok(out);
+        }
+        for half in 0..bytes / 2 {
+            let mut word = [0; 4];
+            self.memory.read(address + 2 * u64::from(half), 2, &mut word)?;
+            out[half as usize / 2] |= word[0] << (16 * (half % 2));
+        }
+        Ok(out)
     }
 
-    /// 16 bits of global memory.
-    pub(crate) fn read_global_half(&mut self, address: u64) -> Result<u32, Cause> {
-        let mut out = [0; 4];
-        self.stats.global_read_bytes += 2;
-        self.memory.read(address, 2, &mut out)?;
-        Ok(out[0])
-    }
-
-    /// The first `bytes` of four words, an even number, to global memory.
-    pub(crate) fn write_global(&mut self, address: u64, bytes: u32, words: &[u32; 4]) -> Result<(), Cause> {
+    /// The first `bytes` (an even number, at most 16) of four words to global memory.
+    pub(crate) fn write_part(&mut self, address: u64, bytes: u32, words: &[u32; 4]) -> Result<(), Cause> {
         self.stats.global_write_bytes += u64::from(bytes);
         if bytes == 16 {
             return self.memory.write(address, 16, words);

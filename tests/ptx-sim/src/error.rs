@@ -102,6 +102,20 @@ impl std::fmt::Display for Thread {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
+    /// An mbarrier that is not used as it must be.
+    #[error("the mbarrier at {address:#x} must be {rule}")]
+    Mbarrier {
+        /// Its shared address.
+        address: u64,
+        /// What must hold.
+        rule: &'static str,
+    },
+    /// What a TMA instruction names is not a tensor map of its rank.
+    #[error("no tensor map of this rank at {address:#x}")]
+    TensorMap {
+        /// The generic address.
+        address: u64,
+    },
     /// An access that is not inside one allocation.
     #[error("{bytes} bytes at {space} address {address:#x} are out of bounds")]
     OutOfBounds {
@@ -204,20 +218,6 @@ pub enum Cause {
         found: u32,
         /// What was expected.
         expected: u32,
-    },
-    /// A wrong use of an mbarrier.
-    #[error("the mbarrier at shared address {address:#x} must be {rule}")]
-    Mbarrier {
-        /// Its address.
-        address: u64,
-        /// What it must be.
-        rule: &'static str,
-    },
-    /// What a TMA instruction names is not a tensor map of its rank.
-    #[error("no tensor map of this rank at {address:#x}")]
-    TensorMap {
-        /// The generic address.
-        address: u64,
     },
     /// `trap`.
     #[error("trap")]

@@ -1,202 +1,385 @@
-//! What sm_90a adds: `mbarrier`, bulk copies and TMA, `wgmma`.
+//! What Hopper adds: mbarriers, bulk copies, wgmma.
 //!
-//! A bulk copy takes place at once, on account of the thread that issues it, and its bytes then complete on the mbarrier: whoever touches them
-//! without having waited is unordered with that thread, which is a race. A `wgmma` is executed at once, too, by each warp for its own 16
-//! rows; the wait for it is a barrier of the warpgroup. That an accumulator is touched before the wait is not seen. Nor is the order between proxies (`fence.proxy`).
+//! Each asynchronous operation happens at the time that leaves the least to chance: a bulk load writes shared memory and completes its
+//! bytes when it is issued, so that whoever still reads the buffer is caught; a bulk store (or addition) reads shared memory and
+//! a wgmma reads its operands and writes its accumulators at the wait for their group, so that whoever writes them before is.
+//! Not modelled: proxies and their fences, `wgmma.fence`, the registers of `setmaxnreg`; each warp of a warpgroup multiplies by itself, but all have finished when one goes on.
+
+use std::collections::HashMap;
+
 use crate::error::{Cause, LaneFault, Space};
 use crate::number::{Bf16, F16, Narrow};
-use crate::op::{BulkCopy, Data, FULL, MbarrierOp, MmaType, TensorCopy, Wgmma};
-use crate::shared::{COLLECTIVE, Who};
-use crate::tensor_map::{TensorMap, swizzle};
+use crate::op::{Address, FULL, MmaType, Predicate, Reg};
+use crate::shared::{COLLECTIVE, Clocks, MAX_WARPS, Who};
+use crate::tensor_map::{TensorMap, swizzle_128b};
 use crate::warp::{Environment, Warp};
 
-fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+/// The barrier of the first warpgroup: its warps meet at every wait for wgmmas, which are the warpgroup's together.
+pub(crate) const WARPGROUP_BARRIER: u32 = 16;
+
+/// An instruction of Hopper's.
+#[derive(Clone, Debug)]
+pub(crate) enum Hopper {
+    /// `mbarrier.init`.
+    Init { barrier: Address, count: Reg },
+    /// `mbarrier.arrive`, with `.expect_tx` if there are bytes.
+    Arrive { barrier: Address, bytes: Option<Reg> },
+    /// `mbarrier.try_wait.parity`.
+    Test { d: Reg, barrier: Address, parity: Reg },
+    /// `cp.async.bulk` from global to shared memory.
+    BulkLoad { destination: Address, source: Address, bytes: Reg, barrier: Address },
+    /// `cp.async.bulk` from shared to global memory or, if it adds, `cp.reduce.async.bulk.add.f32`.
+    BulkStore { adds: bool, destination: Address, source: Address, bytes: Reg },
+    /// `cp.async.bulk.tensor` from global to shared memory.
+    TensorLoad { destination: Address, map: Address, coordinates: Vec<Reg>, barrier: Address },
+    /// `cp.async.bulk.tensor` from shared to global memory.
+    TensorStore { map: Address, coordinates: Vec<Reg>, source: Address },
+    /// `cp.async.bulk.wait_group 0`, reads or all.
+    BulkWait,
+    /// `wgmma.mma_async`.
+    Wgmma(Wgmma),
+    /// `wgmma.commit_group`.
+    WgmmaCommit,
+    /// `wgmma.wait_group`.
+    WgmmaWait { pending: u32 },
+}
+
+/// Left operand of a wgmma.
+#[derive(Clone, Debug)]
+pub(crate) enum Left {
+    /// A descriptor, and whether it is MN-major.
+    Shared(Reg, bool),
+    Registers([Reg; 4]),
+}
+
+/// `wgmma.mma_async.m64nNk16.f32` of 16-bit operands.
+#[derive(Clone, Debug)]
+pub(crate) struct Wgmma {
+    pub operand_type: MmaType,
+    /// N / 2 accumulators.
+    pub d: Vec<Reg>,
+    pub a: Left,
+    /// A descriptor, and whether it is MN-major.
+    pub b: (Reg, bool),
+    /// Whether the product is added to `d`; absent: it is.
+    pub accumulate: Option<Predicate>,
+}
+
+/// A wgmma that was issued: its group, and the descriptors' and the predicate's values.
+pub(crate) struct IssuedWgmma {
+    group: u32,
+    wgmma: Wgmma,
+    a: u64,
+    b: u64,
+    accumulate: bool,
+}
+
+/// A bulk store or addition that was issued: pieces of up to 16 bytes.
+pub(crate) struct IssuedStore {
+    lane: usize,
+    adds: bool,
+    /// Shared address, global address, bytes.
+    pieces: Vec<(u64, u64, u32)>,
+}
+
+/// An mbarrier.
+struct Mbarrier {
+    count: u32,
+    pending: u32,
+    bytes: i64,
+    parity: u32,
+    /// What those who arrived in this phase, and in those before, knew.
+    gathered: Clocks,
+    /// The same of the last complete phase.
+    known: Clocks,
+}
+
+/// A block's mbarriers, by address.
+#[derive(Default)]
+pub(crate) struct Mbarriers(HashMap<u64, Mbarrier>);
+
+impl Mbarriers {
+    fn get(&mut self, address: u64) -> Result<&mut Mbarrier, Cause> {
+        self.0.get_mut(&address).ok_or(Cause::Mbarrier { address, rule: "initialised before it is used" })
+    }
+}
+
+impl Mbarrier {
+    fn arrive(&mut self, clocks: &Clocks, arrivals: u32, bytes: i64) {
+        self.gathered.iter_mut().zip(clocks).for_each(|(a, b)| *a = (*a).max(*b));
+        self.bytes += bytes;
+        self.pending -= arrivals;
+        if self.pending == 0 && self.bytes == 0 {
+            self.parity ^= 1;
+            self.pending = self.count;
+            self.known = self.gathered;
+        }
+    }
 }
 
 impl Warp {
-    /// Init, arrive, or (returning the mask of lanes whose phase has completed) test.
-    pub(crate) fn mbarrier(&mut self, env: &mut Environment, op: &MbarrierOp, mask: u32) -> Result<u32, LaneFault> {
-        let addresses = self.addresses(&op.address);
-        let operand = op.operand.map_or([0; 32], |register| self.words[register as usize]);
-        let mut completed = 0;
-        for lane in lanes(mask) {
-            let (address, operand) = (addresses[lane], operand[lane]);
-            let result = if !address.is_multiple_of(8) {
-                Err(Cause::Misaligned { space: Space::Shared, address, alignment: 8 })
-            } else if op.test.is_some() {
-                env.shared.mbarriers.test(address, operand).map(|known| {
-                    if let Some(known) = known {
-                        env.shared.learn(self.index, &known);
-                        completed |= 1 << lane;
+    /// Executes an instruction of Hopper's. False: it waits for others.
+    pub(crate) fn hopper(&mut self, env: &mut Environment, op: &Hopper, mask: u32) -> Result<bool, LaneFault> {
+        let lanes = (0..32usize).filter(|lane| mask >> lane & 1 == 1);
+        match op {
+            Hopper::Init { barrier, count } => {
+                let (barriers, counts) = (self.addresses(barrier), self.words[*count as usize]);
+                for lane in lanes {
+                    let count = counts[lane];
+                    let none = [0; MAX_WARPS];
+                    let new = Mbarrier { count, pending: count, bytes: 0, parity: 0, gathered: none, known: none };
+                    env.shared.mbarriers.0.insert(barriers[lane], new);
+                }
+            }
+            Hopper::Arrive { barrier, bytes } => {
+                let barriers = self.addresses(barrier);
+                let bytes = bytes.map_or([0; 32], |bytes| self.words[bytes as usize]);
+                for lane in lanes {
+                    let clocks = env.shared.publish(self.index);
+                    let address = barriers[lane];
+                    let barrier = env.shared.mbarriers.get(address).map_err(|cause| cause.on(lane))?;
+                    if barrier.pending == 0 {
+                        let rule = "arrived at no more often than it expects in a phase";
+                        return Err(Cause::Mbarrier { address, rule }.on(lane));
                     }
-                })
-            } else if op.init {
-                env.shared.mbarriers.init(address, operand)
-            } else {
-                let clocks = env.shared.publish(self.index);
-                env.shared.mbarriers.arrive(address, operand, &clocks)
-            };
-            result.map_err(|cause| cause.on(lane))?;
+                    barrier.arrive(&clocks, 1, i64::from(bytes[lane]));
+                }
+            }
+            Hopper::Test { d, barrier, parity } => {
+                let (barriers, parities) = (self.addresses(barrier), self.words[*parity as usize]);
+                let mut complete = 0;
+                for lane in lanes {
+                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
+                    if barrier.parity != parities[lane] & 1 {
+                        complete |= 1 << lane;
+                        let known = barrier.known;
+                        env.shared.learn(self.index, &known);
+                    }
+                }
+                self.put_predicate(*d, complete, mask);
+                return Ok(complete == mask);
+            }
+            Hopper::BulkLoad { destination, source, bytes, barrier } => {
+                let (to, from) = (self.addresses(destination), self.addresses(source));
+                let (sizes, barriers) = (self.words[*bytes as usize], self.addresses(barrier));
+                for lane in lanes {
+                    self.bulk_load(env, to[lane], from[lane], sizes[lane]).map_err(|cause| cause.on(lane))?;
+                    let clocks = env.shared.publish(self.index);
+                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
+                    barrier.arrive(&clocks, 0, -i64::from(sizes[lane]));
+                }
+            }
+            Hopper::BulkStore { adds, destination, source, bytes } => {
+                let (to, from) = (self.addresses(destination), self.addresses(source));
+                let sizes = self.words[*bytes as usize];
+                for lane in lanes {
+                    let piece = |offset| (from[lane] + offset, to[lane] + offset, 16);
+                    let pieces = (0..u64::from(sizes[lane])).step_by(16).map(piece).collect();
+                    self.stores.push(IssuedStore { lane, adds: *adds, pieces });
+                }
+            }
+            Hopper::TensorLoad { destination, map, coordinates, barrier } => {
+                let (to, maps, barriers) =
+                    (self.addresses(destination), self.addresses(map), self.addresses(barrier));
+                for lane in lanes {
+                    let (bytes, pieces) = self
+                        .tensor_pieces(env, maps[lane], to[lane], coordinates, lane)
+                        .map_err(|cause| cause.on(lane))?;
+                    let who = self.who(COLLECTIVE as usize, false);
+                    for (shared, global, valid) in pieces {
+                        env.read_part(global, valid)
+                            .and_then(|words| env.shared.write(who, shared, 16, &words))
+                            .map_err(|cause| cause.on(lane))?;
+                    }
+                    let clocks = env.shared.publish(self.index);
+                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
+                    barrier.arrive(&clocks, 0, -i64::from(bytes));
+                }
+            }
+            Hopper::TensorStore { map, coordinates, source } => {
+                let (from, maps) = (self.addresses(source), self.addresses(map));
+                for lane in lanes {
+                    let (_, mut pieces) = self
+                        .tensor_pieces(env, maps[lane], from[lane], coordinates, lane)
+                        .map_err(|cause| cause.on(lane))?;
+                    pieces.retain(|(_, _, valid)| *valid > 0);
+                    self.stores.push(IssuedStore { lane, adds: false, pieces });
+                }
+            }
+            Hopper::BulkWait => {
+                let (now, later) = std::mem::take(&mut self.stores).into_iter().partition(|s| mask >> s.lane & 1 == 1);
+                self.stores = later;
+                for store in now {
+                    self.bulk_store(env, &store).map_err(|cause| cause.on(store.lane))?;
+                }
+            }
+            Hopper::Wgmma(wgmma) => {
+                let uniform = |register: Reg| -> Result<u64, LaneFault> {
+                    let values = &self.longs[register as usize];
+                    if values.iter().any(|value| *value != values[0]) {
+                        return Err(Cause::CollectiveOperand { operand: 1, rule: "the same in all lanes" }.into());
+                    }
+                    Ok(values[0])
+                };
+                let a = match wgmma.a {
+                    Left::Shared(register, _) => uniform(register)?,
+                    Left::Registers(_) => 0,
+                };
+                let b = uniform(wgmma.b.0)?;
+                let accumulate = match wgmma.accumulate.map_or(FULL, |p| self.predicate(p)) {
+                    0 => false,
+                    FULL => true,
+                    _ => return Err(Cause::CollectiveOperand { operand: 3, rule: "the same in all lanes" }.into()),
+                };
+                let wgmma = wgmma.clone();
+                self.wgmmas.push(IssuedWgmma { group: self.wgmma_groups, wgmma, a, b, accumulate });
+            }
+            Hopper::WgmmaCommit => self.wgmma_groups += 1,
+            Hopper::WgmmaWait { pending } => {
+                let complete = self.wgmma_groups.saturating_sub(*pending);
+                let (now, later) = std::mem::take(&mut self.wgmmas).into_iter().partition(|w| w.group < complete);
+                self.wgmmas = later;
+                for issued in now {
+                    self.wgmma(env, &issued)?;
+                }
+            }
         }
-        Ok(completed)
+        Ok(true)
     }
 
-    /// The tensor map at a generic address.
-    fn tensor_map(env: &mut Environment, address: u64) -> Result<TensorMap, Cause> {
-        if !address.is_multiple_of(64) {
-            return Err(Cause::Misaligned { space: Space::Generic, address, alignment: 64 });
+    fn bulk_load(&self, env: &mut Environment, to: u64, from: u64, bytes: u32) -> Result<(), Cause> {
+        for offset in (0..u64::from(bytes)).step_by(16) {
+            let mut words = [0; 4];
+            env.memory.read(from + offset, 16, &mut words)?;
+            env.shared.write(self.who(COLLECTIVE as usize, false), to + offset, 16, &words)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the box at `coordinates` of a tensor, and its pieces: shared address, global address, bytes inside the tensor.
+    #[allow(clippy::type_complexity)] // three numbers a piece
+    fn tensor_pieces(
+        &self,
+        env: &mut Environment,
+        map: u64,
+        shared: u64,
+        coordinates: &[Reg],
+        lane: usize,
+    ) -> Result<(u32, Vec<(u64, u64, u32)>), Cause> {
+        if !map.is_multiple_of(64) {
+            return Err(Cause::Misaligned { space: Space::Generic, address: map, alignment: 64 });
         }
         let mut words = [0u64; 16];
         for (i, pair) in words.chunks_exact_mut(2).enumerate() {
-            let v = env.read_generic(address + 16 * i as u64)?;
+            let v = env.read_generic(map + 16 * i as u64)?;
             pair[0] = u64::from(v[0]) | u64::from(v[1]) << 32;
             pair[1] = u64::from(v[2]) | u64::from(v[3]) << 32;
         }
-        TensorMap::decode(&words).ok_or(Cause::TensorMap { address })
+        let wrong = Cause::TensorMap { address: map };
+        let tensor = TensorMap::decode(&words).filter(|tensor| tensor.dims.len() == coordinates.len()).ok_or(wrong)?;
+        let alignment = if tensor.swizzled { 1024 } else { 128 };
+        if !shared.is_multiple_of(alignment) {
+            return Err(Cause::Misaligned { space: Space::Shared, address: shared, alignment: alignment as u32 });
+        }
+        let at: Vec<i32> = coordinates.iter().map(|register| self.words[*register as usize][lane] as i32).collect();
+        let place = |offset: u32| {
+            let linear = shared + u64::from(offset);
+            if tensor.swizzled { swizzle_128b(linear) } else { linear }
+        };
+        let pieces = tensor.pieces(&at).into_iter().map(|(offset, address, valid)| (place(offset), address, valid));
+        Ok((tensor.box_bytes(), pieces.collect()))
     }
 
-    /// `cp.async.bulk.tensor`, either way.
-    pub(crate) fn tensor_copy(&mut self, env: &mut Environment, op: &TensorCopy, mask: u32) -> Result<(), LaneFault> {
-        let (shared, maps) = (self.addresses(&op.shared), self.addresses(&op.map));
-        let barriers = op.mbarrier.as_ref().map(|barrier| self.addresses(barrier));
-        for lane in lanes(mask) {
-            let coordinates: Vec<i32> = op.coordinates.iter().map(|c| self.words[*c as usize][lane] as i32).collect();
-            let mut copy = || -> Result<(), Cause> {
-                let map = Self::tensor_map(env, maps[lane])?;
-                if map.dims.len() != coordinates.len() {
-                    return Err(Cause::TensorMap { address: maps[lane] });
-                }
-                if !shared[lane].is_multiple_of(1024) {
-                    return Err(Cause::Misaligned { space: Space::Shared, address: shared[lane], alignment: 1024 });
-                }
-                let who = Who { warp: self.index, lane: COLLECTIVE, strong: false };
-                for (offset, address, valid) in map.pieces(&coordinates) {
-                    let at = swizzle(shared[lane] + u64::from(offset));
-                    let mut words = [0; 4];
-                    if barriers.is_some() {
-                        for (i, word) in words.iter_mut().enumerate().take(valid as usize / 4) {
-                            *word = env.read_global_word(address + 4 * i as u64)?;
-                        }
-                        if valid % 4 != 0 {
-                            let last = address + u64::from(valid / 4 * 4);
-                            words[valid as usize / 4] = env.read_global_half(last)?;
-                        }
-                        env.shared.write(who, at, 16, &words)?;
-                    } else if valid > 0 {
-                        env.shared.read(who, at, 16, &mut words)?;
-                        env.write_global(address, valid, &words)?;
+    fn bulk_store(&self, env: &mut Environment, store: &IssuedStore) -> Result<(), Cause> {
+        for &(shared, global, bytes) in &store.pieces {
+            let mut words = [0; 4];
+            env.shared.read(self.who(COLLECTIVE as usize, false), shared, 16, &mut words)?;
+            if store.adds {
+                let mut old = [0; 4];
+                env.memory.read(global, 16, &mut old)?;
+                words = std::array::from_fn(|i| (f32::from_bits(words[i]) + f32::from_bits(old[i])).to_bits());
+            }
+            env.write_part(global, bytes, &words)?;
+        }
+        Ok(())
+    }
+
+    /// The warp's 16 rows of a wgmma.
+    fn wgmma(&mut self, env: &mut Environment, issued: &IssuedWgmma) -> Result<(), LaneFault> {
+        match issued.wgmma.operand_type {
+            MmaType::F16 => self.wgmma_of::<F16>(env, issued),
+            MmaType::Bf16 => self.wgmma_of::<Bf16>(env, issued),
+        }
+    }
+
+    fn wgmma_of<N: Narrow>(&mut self, env: &mut Environment, issued: &IssuedWgmma) -> Result<(), LaneFault> {
+        let IssuedWgmma { wgmma, a, b, accumulate, .. } = issued;
+        let who = self.who(COLLECTIVE as usize, false);
+        let first_row = 16 * (self.index as u32 % 4);
+        let mut rows = [[0f64; 16]; 16];
+        match wgmma.a {
+            Left::Shared(_, mn_major) => {
+                for (row, values) in rows.iter_mut().enumerate() {
+                    for (k, value) in values.iter_mut().enumerate() {
+                        *value = element::<N>(env, who, *a, mn_major, first_row + row as u32, k as u32)?;
                     }
                 }
-                if let Some(barriers) = &barriers {
-                    let clocks = env.shared.publish(self.index);
-                    env.shared.mbarriers.complete_bytes(barriers[lane], map.box_bytes(), &clocks)?;
-                }
-                Ok(())
-            };
-            copy().map_err(|cause| cause.on(lane))?;
-        }
-        Ok(())
-    }
-
-    /// `cp.async.bulk` from global to shared memory.
-    pub(crate) fn bulk_copy(&mut self, env: &mut Environment, op: &BulkCopy, mask: u32) -> Result<(), LaneFault> {
-        let (shared, global, barriers) =
-            (self.addresses(&op.shared), self.addresses(&op.global), self.addresses(&op.mbarrier));
-        for lane in lanes(mask) {
-            let bytes = self.words[op.bytes as usize][lane];
-            let mut copy = || -> Result<(), Cause> {
-                if bytes % 16 != 0 || bytes == 0 {
-                    return Err(Cause::CollectiveOperand { operand: 2, rule: "a multiple of 16 bytes" });
-                }
-                for offset in (0..u64::from(bytes)).step_by(16) {
-                    let words = env.read_generic(global[lane] + offset)?;
-                    let who = Who { warp: self.index, lane: COLLECTIVE, strong: false };
-                    env.shared.write(who, shared[lane] + offset, 16, &words)?;
-                }
-                let clocks = env.shared.publish(self.index);
-                env.shared.mbarriers.complete_bytes(barriers[lane], bytes, &clocks)
-            };
-            copy().map_err(|cause| cause.on(lane))?;
-        }
-        Ok(())
-    }
-
-    /// This warp's rows of a `wgmma`.
-    pub(crate) fn wgmma(&mut self, env: &mut Environment, op: &Wgmma, accumulates: u32) -> Result<(), LaneFault> {
-        match op.operand_type {
-            MmaType::F16 => self.wgmma_of::<F16>(env, op, accumulates),
-            MmaType::Bf16 => self.wgmma_of::<Bf16>(env, op, accumulates),
-        }
-    }
-
-    fn wgmma_of<N: Narrow>(&mut self, env: &mut Environment, op: &Wgmma, accumulates: u32) -> Result<(), LaneFault> {
-        let n = 2 * op.d.len();
-        let first_row = 16 * (self.index as u32 % 4);
-        if accumulates != 0 && accumulates != FULL {
-            return Err(Cause::CollectiveOperand { operand: 3, rule: "the same in all lanes" }.into());
-        }
-        let a = match op.a {
-            Data::Long(register) => {
-                let descriptor = self.uniform_long(register, 1)?;
-                self.operand::<N>(env, descriptor, op.a_mn_major, first_row, 16)?
             }
-            Data::Word(_) => return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor" }.into()),
-        };
-        let descriptor = self.uniform_long(op.b, 2)?;
-        let b = self.operand::<N>(env, descriptor, op.b_mn_major, 0, n as u32)?;
-        for (i, &register) in op.d.iter().enumerate() {
+            Left::Registers(registers) => {
+                for (i, register) in registers.into_iter().enumerate() {
+                    for (lane, word) in self.words[register as usize].iter().enumerate() {
+                        for e in 0..2 {
+                            let (row, k) = (lane / 4 + 8 * (i & 1), 2 * (lane % 4) + 8 * (i >> 1) + e);
+                            rows[row][k] = N::widen((word >> (16 * e)) as u16) as f64;
+                        }
+                    }
+                }
+            }
+        }
+        let columns = 2 * wgmma.d.len();
+        let mut b_columns = vec![[0f64; 16]; columns];
+        for (n, values) in b_columns.iter_mut().enumerate() {
+            for (k, value) in values.iter_mut().enumerate() {
+                *value = element::<N>(env, who, *b, wgmma.b.1, n as u32, k as u32)?;
+            }
+        }
+        for (i, &register) in wgmma.d.iter().enumerate() {
             let old = self.words[register as usize];
             let values = std::array::from_fn(|lane| {
-                // C fragments of 16 x 8, one after the other along n.
                 let row = lane / 4 + 8 * (i >> 1 & 1);
-                let column = 8 * (i / 4) + 2 * (lane % 4) + (i & 1);
-                let product: f64 = a[row].iter().zip(&b[column]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                let old = if accumulates == FULL { f64::from(f32::from_bits(old[lane])) } else { 0.0 };
-                ((product + old) as f32).to_bits()
+                let column = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
+                let product: f64 = rows[row].iter().zip(&b_columns[column]).map(|(a, b)| a * b).sum();
+                let start = if *accumulate { f32::from_bits(old[lane]) as f64 } else { 0.0 };
+                ((start + product) as f32).to_bits()
             });
             self.put_word(register, &values, FULL);
         }
         Ok(())
     }
+}
 
-    /// `count` rows (of m or n) from `first` on, 16 k each, of the operand that a descriptor names: the 128-byte swizzle only.
-    fn operand<N: Narrow>(
-        &self,
-        env: &mut Environment,
-        descriptor: u64,
-        mn_major: bool,
-        first: u32,
-        count: u32,
-    ) -> Result<Vec<[f32; 16]>, LaneFault> {
-        let field = |bit: u32| u64::from((descriptor >> bit) as u32 & 0x3fff) << 4;
-        let (start, leading, stride) = (field(0), field(16), field(32));
-        if descriptor >> 62 != 1 {
-            return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor with the 128-byte swizzle" }.into());
-        }
-        let mut rows = vec![[0f32; 16]; count as usize];
-        let who = self.who(COLLECTIVE as usize, false);
-        let mut piece = |linear: u64| -> Result<[f32; 8], Cause> {
-            let mut words = [0; 4];
-            env.shared.read(who, swizzle(linear), 16, &mut words)?;
-            Ok(std::array::from_fn(|e| N::widen((words[e / 2] >> (16 * (e % 2))) as u16)))
-        };
-        for mn in (0..count).step_by(if mn_major { 8 } else { 1 }) {
-            let at = u64::from(first + mn);
-            if mn_major {
-                for k in 0..16u64 {
-                    let values = piece(start + at / 64 * leading + k / 8 * stride + k % 8 * 128 + at % 64 * 2)?;
-                    for (e, value) in values.into_iter().enumerate() {
-                        rows[mn as usize + e][k as usize] = value;
-                    }
-                }
-            } else {
-                for half in 0..2u64 {
-                    let values = piece(start + at / 8 * stride + at % 8 * 128 + 16 * half)?;
-                    rows[mn as usize][8 * half as usize..8 * half as usize + 8].copy_from_slice(&values);
-                }
-            }
-        }
-        Ok(rows)
+/// Element `(mn, k)` of the 16-deep operand that a descriptor with the 128-byte swizzle names.
+fn element<N: Narrow>(
+    env: &mut Environment,
+    who: Who,
+    descriptor: u64,
+    mn_major: bool,
+    mn: u32,
+    k: u32,
+) -> Result<f64, LaneFault> {
+    let field = |bit: u64| ((descriptor >> bit) & 0x3fff) << 4;
+    let (start, leading, stride) = (field(0), field(16), field(32));
+    if descriptor >> 62 != 1 {
+        return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor with the 128-byte swizzle" }.into());
     }
+    let (mn, k) = (u64::from(mn), u64::from(k));
+    let linear = if mn_major {
+        start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2
+    } else {
+        start + mn / 8 * stride + mn % 8 * 128 + k * 2
+    };
+    let address = swizzle_128b(linear);
+    let mut words = [0; 4];
+    env.shared.read(who, address & !3, 4, &mut words)?;
+    Ok(N::widen((words[0] >> (8 * (address & 2))) as u16) as f64)
 }

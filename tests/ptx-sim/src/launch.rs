@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::error::{Cause, Fault, LaneFault};
+use crate::hopper::WARPGROUP_BARRIER;
 use crate::module::{Entry, Module};
 use crate::op::Special;
 use crate::shared::{Clocks, MAX_WARPS, SHARED_BASE, Shared};
@@ -20,10 +21,8 @@ const WARP_TURN: u64 = 1 << 14;
 const BLOCK_TURN: u32 = 8;
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
-/// Named barriers of a block.
-const BARRIERS: usize = 16;
-/// Warpgroups of a block at most: each has a barrier of its own after the named ones, for the waits for its `wgmma`.
-const WARPGROUPS: usize = MAX_WARPS / 4;
+/// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
+const BARRIERS: usize = WARPGROUP_BARRIER as usize + MAX_WARPS / 4;
 
 /// What a launch checks.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +100,7 @@ struct Block {
     place: [u32; 3],
     warps: Vec<Warp>,
     states: Vec<State>,
-    barriers: [Barrier; BARRIERS + WARPGROUPS],
+    barriers: [Barrier; BARRIERS],
     shared: Shared,
     stats: Stats,
 }
@@ -290,7 +289,7 @@ impl Launch<'_> {
             place,
             warps: (0..warps).map(|warp| Warp::new(program, warp as usize, special(warp))).collect(),
             states: vec![State::Ready; warps as usize],
-            barriers: [IDLE; BARRIERS + WARPGROUPS],
+            barriers: [IDLE; BARRIERS],
             shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
             stats: Stats { blocks: 1, ..Stats::default() },
         }
@@ -335,13 +334,7 @@ impl Launch<'_> {
             Ok(Event::Exited) => block.states[warp] = State::Exited,
             Ok(Event::Barrier { id, threads, wait }) => {
                 let pc = block.warps[warp].pc() - 1;
-                self.check_barrier(id, threads)
-                    .and_then(|threads| self.arrive(block, warp, id as usize, threads, wait))
-                    .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
-            }
-            Ok(Event::Warpgroup) => {
-                let pc = block.warps[warp].pc() - 1;
-                self.arrive(block, warp, BARRIERS + warp / 4, 128, true)
+                self.arrive(block, warp, id, threads, wait)
                     .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
             }
             Err(fault) => return Err(self.fault(block, warp, block.warps[warp].pc(), fault)),
@@ -349,32 +342,27 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Threads of a named barrier.
-    fn check_barrier(&self, id: u32, threads: Option<u32>) -> Result<u32, Cause> {
+    /// A warp comes to a barrier.
+    fn arrive(&self, block: &mut Block, warp: usize, id: u32, threads: Option<u32>, wait: bool) -> Result<(), Cause> {
         let found = threads.unwrap_or(self.threads);
         if id as usize >= BARRIERS || found == 0 || !found.is_multiple_of(32) || found > self.threads {
             return Err(Cause::BarrierCount { barrier: id, found, expected: self.threads });
         }
-        Ok(found)
-    }
-
-    /// A warp comes to a barrier of `found` threads.
-    fn arrive(&self, block: &mut Block, warp: usize, id: usize, found: u32, wait: bool) -> Result<(), Cause> {
-        let barrier = &mut block.barriers[id];
+        let barrier = &mut block.barriers[id as usize];
         if barrier.arrived > 0 && barrier.expected != found {
-            return Err(Cause::BarrierCount { barrier: id as u32, found, expected: barrier.expected });
+            return Err(Cause::BarrierCount { barrier: id, found, expected: barrier.expected });
         }
         barrier.expected = found;
         barrier.arrived += 32;
         let clocks = block.shared.publish(warp);
         barrier.known.iter_mut().zip(&clocks).for_each(|(known, clock)| *known = (*known).max(*clock));
         if wait {
-            block.states[warp] = State::Waiting { barrier: id, pc: block.warps[warp].pc() - 1 };
+            block.states[warp] = State::Waiting { barrier: id as usize, pc: block.warps[warp].pc() - 1 };
         }
         if barrier.arrived == barrier.expected {
             block.stats.barriers += 1;
             for (warp, state) in block.states.iter_mut().enumerate() {
-                if matches!(state, State::Waiting { barrier, .. } if *barrier == id) {
+                if matches!(state, State::Waiting { barrier, .. } if *barrier == id as usize) {
                     *state = State::Ready;
                     block.shared.learn(warp, &barrier.known);
                 }

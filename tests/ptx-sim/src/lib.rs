@@ -12,11 +12,9 @@
 //!   lane of its warp wrote, with no `bar.warp.sync` between;
 //! * endless loops.
 //!
-//! Of Hopper: `mbarrier`, bulk copies, TMA and `wgmma` with operands in shared memory ([`TensorMap`] makes the maps); a wait on an mbarrier orders warps
-//! as a barrier does. Blocks of a launch run side by side, so that they may wait for each other.
-//!
-//! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory and between proxies, touching
-//! accumulators of a `wgmma` before the wait, time. Not simulated: local memory, calls, textures, clusters. [`Module::parse`] refuses what it does not know.
+//! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,
+//! calls, textures, clusters. Of Hopper's instructions there are mbarriers, bulk copies, TMA ([`TensorMap`] makes the maps) and `wgmma`. Blocks of a launch run
+//! side by side, so that they may wait for each other. [`Module::parse`] refuses what it does not know.
 //!
 //! ```
 //! use ptx_sim::{Memory, Module};
@@ -75,7 +73,6 @@ mod error;
 mod hopper;
 mod launch;
 mod lex;
-mod mbarrier;
 mod memory;
 mod module;
 mod number;

@@ -5,6 +5,7 @@
 //! and special registers are registers that are filled before the warp starts. Arithmetic is a pointer to a function over all 32 lanes.
 
 use crate::error::Space;
+use crate::hopper::Hopper;
 
 /// One value a lane, 32 bits.
 pub(crate) type Words = [u32; 32];
@@ -145,50 +146,6 @@ pub(crate) struct Mma {
     /// Two registers for k = 16, one for k = 8.
     pub b: Vec<Reg>,
     pub c: [Reg; 4],
-}
-
-/// `mbarrier.init`, `.arrive` (perhaps `.expect_tx`) or, with a destination, `.try_wait.parity`.
-#[derive(Clone, Debug)]
-pub(crate) struct MbarrierOp {
-    pub init: bool,
-    /// Predicate that a test sets.
-    pub test: Option<Reg>,
-    pub address: Address,
-    /// Count, bytes to expect, or parity.
-    pub operand: Option<Reg>,
-}
-
-/// `cp.async.bulk.tensor`: a load if it completes on an mbarrier, else a store.
-#[derive(Clone, Debug)]
-pub(crate) struct TensorCopy {
-    pub shared: Address,
-    pub map: Address,
-    pub coordinates: Vec<Reg>,
-    pub mbarrier: Option<Address>,
-}
-
-/// `cp.async.bulk` from global to shared memory.
-#[derive(Clone, Debug)]
-pub(crate) struct BulkCopy {
-    pub shared: Address,
-    pub global: Address,
-    pub bytes: Reg,
-    pub mbarrier: Address,
-}
-
-/// `wgmma.mma_async` of 64 x n x 16 with fp32 accumulators.
-#[derive(Clone, Debug)]
-pub(crate) struct Wgmma {
-    pub operand_type: MmaType,
-    /// n / 2 registers.
-    pub d: Vec<Reg>,
-    /// A descriptor.
-    pub a: Data,
-    /// A descriptor.
-    pub b: Reg,
-    pub accumulate: Predicate,
-    pub a_mn_major: bool,
-    pub b_mn_major: bool,
 }
 
 /// Which lane `shfl` reads.
@@ -371,15 +328,8 @@ pub(crate) enum Op {
         a: Reg,
     },
     Mma(Box<Mma>),
+    Hopper(Box<Hopper>),
     Shuffle(Box<Shuffle>),
-    Mbarrier(Box<MbarrierOp>),
-    TensorCopy(Box<TensorCopy>),
-    BulkCopy(Box<BulkCopy>),
-    Wgmma(Box<Wgmma>),
-    /// Something that a warpgroup does together and that changes nothing here.
-    WarpgroupNop,
-    /// `wgmma.wait_group`.
-    WarpgroupWait,
     Reduce {
         f: fn(&Words) -> u32,
         d: Reg,
@@ -426,14 +376,14 @@ pub(crate) enum Op {
 impl Op {
     /// Whether the whole warp must execute it together.
     pub fn is_collective(&self) -> bool {
+        if let Op::Hopper(hopper) = self {
+            return matches!(**hopper, Hopper::Wgmma(_) | Hopper::WgmmaCommit | Hopper::WgmmaWait { .. });
+        }
         matches!(
             self,
             Op::Matrix(_)
                 | Op::MoveMatrix { .. }
                 | Op::Mma(_)
-                | Op::Wgmma(_)
-                | Op::WarpgroupNop
-                | Op::WarpgroupWait
                 | Op::Shuffle(_)
                 | Op::Reduce { .. }
                 | Op::Vote { .. }

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Cause, Space};
-use crate::mbarrier::Mbarriers;
+use crate::hopper::Mbarriers;
 
 /// Shared addresses start here: the first KiB belongs to the system on recent GPUs, and a null address should fault.
 pub(crate) const SHARED_BASE: u64 = 1024;

@@ -7,8 +7,8 @@ const MAGIC: u64 = 0x70616d2d6d69732e;
 /// Most dimensions.
 const MAX_RANK: usize = 4;
 
-/// A tensor of 1 to 4 dimensions and the box of it that one instruction moves; dimension 0 is the contiguous one. Boxes lie in shared memory with
-/// the 128-byte swizzle, elements outside of the tensor read as zero and are not written.
+/// A tensor of 1 to 4 dimensions and the box of it that one instruction moves; dimension 0 is the contiguous one. Elements outside of the tensor read
+/// as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Address of the first element, a multiple of 16.
@@ -19,8 +19,10 @@ pub struct TensorMap {
     pub dims: Vec<u64>,
     /// Bytes from an element to the next along each dimension but the first: multiples of 16.
     pub outer_strides_bytes: Vec<u64>,
-    /// Extents of the box in elements; along dimension 0 128 bytes.
+    /// Extents of the box in elements, at most 256 each; along dimension 0 a multiple of 16 bytes.
     pub box_dims: Vec<u32>,
+    /// Whether the box lies in shared memory with the 128-byte swizzle, its rows 128 bytes long; else row after row.
+    pub swizzled: bool,
 }
 
 impl TensorMap {
@@ -33,7 +35,8 @@ impl TensorMap {
         assert!((1..=MAX_RANK).contains(&rank) && self.box_dims.len() == rank, "{self:?}: ranks differ");
         assert_eq!(self.outer_strides_bytes.len() + 1, rank, "{self:?}: ranks differ");
         let aligned = self.outer_strides_bytes.iter().chain([&self.address]).all(|bytes| bytes.is_multiple_of(16));
-        assert!(aligned && self.box_dims[0] * self.element_bytes == 128, "{self:?}: alignment or box");
+        let row = self.row_bytes();
+        assert!(aligned && row.is_multiple_of(16) && (!self.swizzled || row == 128), "{self:?}: alignment or box");
         assert!(self.box_dims.iter().all(|extent| (1..=256).contains(extent)), "{self:?}: box");
         let mut words = [0; 16];
         words[..3].copy_from_slice(&[MAGIC, self.address, rank as u64 | u64::from(self.element_bytes) << 32]);
@@ -42,6 +45,7 @@ impl TensorMap {
         for (word, extent) in words[10..].iter_mut().zip(&self.box_dims) {
             *word = u64::from(*extent);
         }
+        words[14] = self.swizzled.into();
         words
     }
 
@@ -54,7 +58,13 @@ impl TensorMap {
             dims: words[3..3 + rank].to_vec(),
             outer_strides_bytes: words[7..6 + rank].to_vec(),
             box_dims: words[10..10 + rank].iter().map(|extent| *extent as u32).collect(),
+            swizzled: words[14] == 1,
         })
+    }
+
+    /// Bytes of a row of the box.
+    fn row_bytes(&self) -> u32 {
+        self.box_dims[0] * self.element_bytes
     }
 
     /// Bytes of a box.
@@ -74,12 +84,12 @@ impl TensorMap {
                 inside &= at >= 0 && at < self.dims[dim] as i64;
                 address += at * self.outer_strides_bytes[dim - 1] as i64;
             }
-            for piece in 0..8 {
+            for piece in 0..self.row_bytes() / 16 {
                 let bytes = i64::from(self.element_bytes);
                 let first = i64::from(coordinates[0]) * bytes + 16 * i64::from(piece);
                 let left = (self.dims[0] as i64 * bytes - first).clamp(0, 16);
                 let valid = if inside && first >= 0 { left as u32 } else { 0 };
-                pieces.push((128 * row + 16 * piece, (address + first) as u64, valid));
+                pieces.push((self.row_bytes() * row + 16 * piece, (address + first) as u64, valid));
             }
         }
         pieces
@@ -87,7 +97,7 @@ impl TensorMap {
 }
 
 /// The 128-byte swizzle of a shared address: bits 4 to 6 are XORed with bits 7 to 9.
-pub(crate) fn swizzle(address: u64) -> u64 {
+pub(crate) fn swizzle_128b(address: u64) -> u64 {
     address ^ (address >> 7 & 7) << 4
 }
 
@@ -103,6 +113,7 @@ mod tests {
             dims: vec![72, 3],
             outer_strides_bytes: vec![160],
             box_dims: vec![64, 2],
+            swizzled: true,
         };
         assert_eq!(TensorMap::decode(&map.encode()), Some(map.clone()));
         assert_eq!(map.box_bytes(), 256);

@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::access::Copy;
 use crate::error::{Cause, LaneFault};
+use crate::hopper::{Hopper, IssuedStore, IssuedWgmma, WARPGROUP_BARRIER};
 use crate::launch::Stats;
 use crate::memory::Memory;
 use crate::op::{
@@ -36,8 +37,6 @@ pub(crate) struct Environment<'a> {
 pub(crate) enum Event {
     /// It came to a block barrier of `threads` threads (or of all), to wait there or not.
     Barrier { id: u32, threads: Option<u32>, wait: bool },
-    /// It waits for its warpgroup's `wgmma`, which the other three warps must have come to.
-    Warpgroup,
     /// All its lanes are done.
     Exited,
     /// It used up its turn, or said that it waits for others.
@@ -57,6 +56,10 @@ pub(crate) struct Warp {
     others: Vec<Group>,
     pub copies: Vec<Copy>,
     pub commits: Words,
+    pub wgmmas: Vec<IssuedWgmma>,
+    /// Groups of wgmmas that were committed.
+    pub wgmma_groups: u32,
+    pub stores: Vec<IssuedStore>,
 }
 
 impl Warp {
@@ -94,6 +97,9 @@ impl Warp {
             others: Vec::new(),
             copies: Vec::new(),
             commits: [0; 32],
+            wgmmas: Vec::new(),
+            wgmma_groups: 0,
+            stores: Vec::new(),
         }
     }
 
@@ -103,7 +109,7 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn predicate(&self, p: Predicate) -> u32 {
+    pub fn predicate(&self, p: Predicate) -> u32 {
         self.predicates[p.index as usize] ^ if p.negated { FULL } else { 0 }
     }
 
@@ -132,7 +138,7 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn put_predicate(&mut self, d: Reg, values: u32, mask: u32) {
+    pub fn put_predicate(&mut self, d: Reg, values: u32, mask: u32) {
         let place = &mut self.predicates[d as usize];
         *place = *place & !mask | values & mask;
     }
@@ -192,15 +198,6 @@ impl Warp {
     /// All lanes' value of an operand that must not differ between lanes.
     fn uniform(&self, register: Reg, operand: u32) -> Result<u32, LaneFault> {
         let values = &self.words[register as usize];
-        if values.iter().any(|value| *value != values[0]) {
-            return Err(Cause::CollectiveOperand { operand, rule: "the same in all lanes" }.into());
-        }
-        Ok(values[0])
-    }
-
-    /// [`Warp::uniform`] of a long.
-    pub fn uniform_long(&self, register: Reg, operand: u32) -> Result<u64, LaneFault> {
-        let values = &self.longs[register as usize];
         if values.iter().any(|value| *value != values[0]) {
             return Err(Cause::CollectiveOperand { operand, rule: "the same in all lanes" }.into());
         }
@@ -273,27 +270,12 @@ impl Warp {
                 }
                 Op::BlockBarrier { id, threads, wait } if mask == FULL => {
                     let id = self.uniform(*id, 0)?;
+                    if id >= WARPGROUP_BARRIER {
+                        return Err(Cause::CollectiveOperand { operand: 0, rule: "a barrier from 0 to 15" }.into());
+                    }
                     let threads = threads.map(|threads| self.uniform(threads, 1)).transpose()?;
                     self.pc += 1;
                     return Ok(Event::Barrier { id, threads, wait: *wait });
-                }
-                Op::Mbarrier(op) if op.test.is_some() && mask != 0 => {
-                    let completed = self.mbarrier(env, op, mask)?;
-                    if let Some(p) = op.test {
-                        self.put_predicate(p, completed, mask);
-                    }
-                    self.pc += 1;
-                    if self.pc >= self.merge_pc {
-                        self.reschedule();
-                    }
-                    if completed & mask != mask {
-                        return Ok(Event::Paused);
-                    }
-                    continue;
-                }
-                Op::WarpgroupWait if mask == FULL => {
-                    self.pc += 1;
-                    return Ok(Event::Warpgroup);
                 }
                 Op::Yield => {
                     self.pc += 1;
@@ -301,6 +283,21 @@ impl Warp {
                         self.reschedule();
                     }
                     return Ok(Event::Paused);
+                }
+                Op::Hopper(op) if mask != 0 => {
+                    let goes_on = self.hopper(env, op, mask)?;
+                    if !goes_on {
+                        self.pc += 1;
+                        if self.pc >= self.merge_pc {
+                            self.reschedule();
+                        }
+                        return Ok(Event::Paused);
+                    }
+                    if let Hopper::WgmmaWait { .. } = **op {
+                        self.pc += 1;
+                        let id = WARPGROUP_BARRIER + self.index as u32 / 4;
+                        return Ok(Event::Barrier { id, threads: Some(128), wait: true });
+                    }
                 }
                 op if mask != 0 => self.execute(env, op, mask)?,
                 _ => {}
@@ -437,15 +434,6 @@ impl Warp {
                 self.mma(mma);
             }
             Op::Shuffle(shuffle) => self.shuffle(shuffle)?,
-            Op::Mbarrier(op) => {
-                self.mbarrier(env, op, mask)?;
-            }
-            Op::TensorCopy(copy) => self.tensor_copy(env, copy, mask)?,
-            Op::BulkCopy(copy) => self.bulk_copy(env, copy, mask)?,
-            Op::Wgmma(wgmma) => {
-                env.stats.mma_instructions += 1;
-                self.wgmma(env, wgmma, self.predicate(wgmma.accumulate))?;
-            }
             Op::Reduce { f, d, a, members } => {
                 self.whole_warp(*members, 2)?;
                 let value = f(w!(a));
@@ -471,10 +459,14 @@ impl Warp {
                 env.shared.synchronise_lanes(self.index);
             }
             Op::Trap => return Err(Cause::Trap.on(mask.trailing_zeros() as usize)),
-            Op::Nop | Op::WarpgroupNop => {}
+            Op::Nop => {}
             // Control flow, which `run` executes.
-            Op::Branch { .. } | Op::BranchIndexed { .. } | Op::Exit | Op::BlockBarrier { .. } => {}
-            Op::WarpgroupWait | Op::Yield => {}
+            Op::Branch { .. }
+            | Op::BranchIndexed { .. }
+            | Op::Exit
+            | Op::BlockBarrier { .. }
+            | Op::Yield
+            | Op::Hopper(_) => {}
         }
         Ok(())
     }

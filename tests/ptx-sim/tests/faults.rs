@@ -109,7 +109,7 @@ fn barriers_need_their_warps() {
     let counted = left.replace("bar.sync 0;", "bar.sync 1, 64;");
     assert_eq!(run(&counted, &[4; 96]), [4; 96]);
     assert!(matches!(cause("bar.sync 0, 128;", 64), Cause::BarrierCount { found: 128, .. }));
-    assert!(matches!(cause("bar.sync 16;", 64), Cause::BarrierCount { barrier: 16, .. }));
+    assert!(matches!(cause("bar.sync 16;", 64), Cause::CollectiveOperand { operand: 0, .. }));
     let disagree = "setp.lt.u32 %p0, %r0, 32; @%p0 bra $one; bar.sync 1, 64; bra $end; $one: bar.sync 1, 96; $end:";
     assert!(matches!(cause(disagree, 96), Cause::BarrierCount { .. }));
 }
@@ -222,7 +222,7 @@ fn what_is_not_known_is_refused_with_its_line() {
         Module::parse(&text).map(|_| ()).expect_err("an error")
     };
     for statement in [
-        "wgmma.fence.sync.aligned;",
+        "wgmma.fence.sync;",
         "add.rz.f32 %r0, %r1, %r2;",
         "frobnicate.b32 %r0, %r1;",
         "mov.b32 %r0, %r9;",

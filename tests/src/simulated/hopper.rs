@@ -36,6 +36,7 @@ fn encode(spec: &TensorMapSpec, tensors: &ProductTensors) -> TensorMap {
         dims: spec.dims.clone(),
         outer_strides_bytes: spec.strides_bytes.clone(),
         box_dims: spec.box_dims.clone(),
+        swizzled: true,
     };
     TensorMap(map.encode())
 }
@@ -168,6 +169,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
             dims: vec![d_model as u64, rows.into()],
             outer_strides_bytes: vec![2 * d_model as u64],
             box_dims: box_dims.to_vec(),
+            swizzled: true,
         };
         TensorMap(map.encode())
     };

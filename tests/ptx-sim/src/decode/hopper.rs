@@ -1,146 +1,179 @@
-//! Instructions of sm_90a.
+//! Hopper's instructions: mbarriers, bulk copies, wgmma.
 
 use super::{done, unknown};
 use crate::Error;
-use crate::body::{Body, Operand, Statement};
-use crate::op::{BulkCopy, Data, MbarrierOp, MmaType, Op, TensorCopy, Wgmma};
+use crate::body::{Body, Operand, Statement, integer};
+use crate::hopper::{Hopper, Left, Wgmma};
+use crate::op::{Address, MmaType, Op, Reg};
 
-/// Decodes `mbarrier`, `wgmma` or `setmaxnreg`.
-pub(super) fn decode<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    match st.name {
-        "mbarrier" => mbarrier(body, st),
-        "wgmma" => wgmma(body, st),
-        _ => {
-            // How many registers a thread may use is of no weight here.
-            if !(st.take("sync") && st.take("aligned") && st.take("u32")) || !(st.take("inc") || st.take("dec")) {
-                return Err(unknown(body, &st));
-            }
-            done(body, &st, 1)?;
-            body.emit(Op::WarpgroupNop);
-            Ok(())
+/// Decodes one of the instructions that [`super::statement`] sends here.
+pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(), Error> {
+    let op = match (st.name, &st.modifiers[..]) {
+        ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => None,
+        ("mbarrier", _) => Some(mbarrier(body, &st)?),
+        ("cp", _) => bulk_copy(body, &st)?,
+        ("wgmma", ["fence", "sync", "aligned"]) => None,
+        ("wgmma", ["commit_group", "sync", "aligned"]) => Some(Hopper::WgmmaCommit),
+        ("wgmma", ["wait_group", "sync", "aligned"]) => {
+            Some(Hopper::WgmmaWait { pending: literal(body, &st.operands[0])? })
         }
-    }
-}
-
-fn mbarrier<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    let b64 = st.modifiers.iter().position(|m| *m == "b64").map(|at| st.modifiers.remove(at)).is_some();
-    let shared = st.take("shared::cta") || st.take("shared");
-    let tests = st.take("try_wait") || st.take("test_wait");
-    if !shared || !(b64 || tests) {
-        return Err(unknown(body, &st));
-    }
-    let op = if tests && st.take("parity") {
-        done(body, &st, 3)?;
-        let p = body.predicate_destination(&st.operands[0])?;
-        let (address, parity) = (body.address(&st.operands[1])?, body.word(&st.operands[2])?);
-        MbarrierOp { init: false, test: Some(p), address, operand: Some(parity) }
-    } else if st.take("init") {
-        done(body, &st, 2)?;
-        let (address, count) = (body.address(&st.operands[0])?, body.word(&st.operands[1])?);
-        MbarrierOp { init: true, test: None, address, operand: Some(count) }
-    } else if st.take("arrive") {
-        let bytes = st.take("expect_tx");
-        done(body, &st, if bytes { 3 } else { 2 })?;
-        let address = body.address(&st.operands[1])?;
-        let operand = if bytes { Some(body.word(&st.operands[2])?) } else { None };
-        MbarrierOp { init: false, test: None, address, operand }
-    } else {
-        return Err(unknown(body, &st));
+        ("wgmma", ["mma_async", "sync", "aligned", shape, "f32", "f16", "f16"]) => {
+            Some(Hopper::Wgmma(wgmma(body, &st, shape, MmaType::F16)?))
+        }
+        ("wgmma", ["mma_async", "sync", "aligned", shape, "f32", "bf16", "bf16"]) => {
+            Some(Hopper::Wgmma(wgmma(body, &st, shape, MmaType::Bf16)?))
+        }
+        _ => return Err(unknown(body, &st)),
     };
-    body.emit(Op::Mbarrier(Box::new(op)));
+    body.emit(op.map_or(Op::Nop, |op| Op::Hopper(Box::new(op))));
     Ok(())
 }
 
-/// `cp.async.bulk`, its modifiers up to `bulk` taken.
-pub(super) fn bulk<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    // Stores read shared memory when they are issued; hints do nothing.
-    if st.take("commit_group") {
-        done(body, &st, 0)?;
-        body.emit(Op::Nop);
-        return Ok(());
+fn literal(body: &Body<'_, '_>, operand: &Operand<'_>) -> Result<u32, Error> {
+    match *operand {
+        Operand::Name { text, prefixed: false } => integer(text).map(|value| value as u32),
+        _ => None,
     }
-    if st.take("wait_group") {
-        st.take("read");
-        done(body, &st, 1)?;
-        body.emit(Op::Nop);
-        return Ok(());
-    }
-    if st.take("prefetch") {
-        body.emit(Op::Nop);
-        return Ok(());
-    }
-    let tensor = st.take("tensor");
-    let rank = st.take_one_of(&["1d", "2d", "3d", "4d"]).map_or(0, |rank| rank.as_bytes()[0] as usize - b'0' as usize);
-    let load = st.modifiers[..] == ["shared::cluster", "global", "mbarrier::complete_tx::bytes"];
-    let store = st.modifiers[..] == ["global", "shared::cta", "bulk_group"];
-    if !load && !store || !tensor && store {
-        return Err(unknown(body, &st));
-    }
-    st.modifiers.clear();
-    if !tensor {
-        done(body, &st, 4)?;
-        let (shared, global) = (body.address(&st.operands[0])?, body.address(&st.operands[1])?);
-        let (bytes, mbarrier) = (body.word(&st.operands[2])?, body.address(&st.operands[3])?);
-        body.emit(Op::BulkCopy(Box::new(BulkCopy { shared, global, bytes, mbarrier })));
-        return Ok(());
-    }
-    done(body, &st, if load { 3 } else { 2 })?;
-    let (shared, tensor) = if load { (0, 1) } else { (1, 0) };
-    let Operand::Tensor { base, ref coordinates } = st.operands[tensor] else {
+    .ok_or_else(|| body.error("expected a literal"))
+}
+
+/// Fails unless the statement has `count` operands.
+fn operands(body: &Body<'_, '_>, st: &Statement<'_>, count: usize) -> Result<(), Error> {
+    if st.operands.len() == count { Ok(()) } else { Err(unknown(body, st)) }
+}
+
+fn mbarrier<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Hopper, Error> {
+    let of = &st.operands;
+    Ok(match &st.modifiers[..] {
+        ["init", "shared::cta", "b64"] => {
+            operands(body, st, 2)?;
+            Hopper::Init { barrier: body.address(&of[0])?, count: body.word(&of[1])? }
+        }
+        ["arrive", "shared::cta", "b64"] => {
+            operands(body, st, 2)?;
+            Hopper::Arrive { barrier: body.address(&of[1])?, bytes: None }
+        }
+        ["arrive", "expect_tx", "shared::cta", "b64"] => {
+            operands(body, st, 3)?;
+            Hopper::Arrive { barrier: body.address(&of[1])?, bytes: Some(body.word(&of[2])?) }
+        }
+        ["try_wait", "parity", "shared::cta", "b64"] => {
+            operands(body, st, 3)?;
+            let d = body.predicate_destination(&of[0])?;
+            Hopper::Test { d, barrier: body.address(&of[1])?, parity: body.word(&of[2])? }
+        }
+        _ => return Err(unknown(body, st)),
+    })
+}
+
+/// `None`: nothing to do.
+fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<Hopper>, Error> {
+    let of = &st.operands;
+    Ok(Some(match &st.modifiers[..] {
+        ["async", "bulk", "shared::cluster", "global", "mbarrier::complete_tx::bytes"] => {
+            operands(body, st, 4)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkLoad { destination, source, bytes: body.word(&of[2])?, barrier: body.address(&of[3])? }
+        }
+        ["async", "bulk", "global", "shared::cta", "bulk_group"] => {
+            operands(body, st, 3)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkStore { adds: false, destination, source, bytes: body.word(&of[2])? }
+        }
+        ["reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"] => {
+            operands(body, st, 3)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkStore { adds: true, destination, source, bytes: body.word(&of[2])? }
+        }
+        // A cache hint, if any, is the last operand and does nothing.
+        [
+            "async",
+            "bulk",
+            "tensor",
+            "2d" | "3d" | "4d",
+            "shared::cluster",
+            "global",
+            "mbarrier::complete_tx::bytes",
+            hints @ ..,
+        ] if hints.is_empty() || hints == ["L2::cache_hint"] => {
+            operands(body, st, 3 + hints.len())?;
+            let (map, coordinates) = tensor(body, &of[1])?;
+            Hopper::TensorLoad {
+                destination: body.address(&of[0])?,
+                map,
+                coordinates,
+                barrier: body.address(&of[2])?,
+            }
+        }
+        ["async", "bulk", "tensor", "2d", "global", "shared::cta", "bulk_group"] => {
+            operands(body, st, 2)?;
+            let (map, coordinates) = tensor(body, &of[0])?;
+            Hopper::TensorStore { map, coordinates, source: body.address(&of[1])? }
+        }
+        ["async", "bulk", "commit_group"] => return Ok(None),
+        ["async", "bulk", "wait_group"] | ["async", "bulk", "wait_group", "read"] if literal(body, &of[0])? == 0 => {
+            Hopper::BulkWait
+        }
+        _ => return Err(unknown(body, st)),
+    }))
+}
+
+/// A tensor map's address and the coordinates of a box.
+fn tensor<'a>(body: &mut Body<'a, '_>, operand: &Operand<'a>) -> Result<(Address, Vec<Reg>), Error> {
+    let Operand::Tensor { base, coordinates } = operand else {
         return Err(body.error("expected a tensor map and coordinates"));
     };
     let map = body.address(&Operand::Address { base, offset: 0 })?;
-    let coordinates = coordinates.iter().map(|c| body.word(c)).collect::<Result<Vec<_>, _>>()?;
-    if coordinates.len() != rank {
-        return Err(body.error(format!("expected {rank} coordinates, found {}", coordinates.len())));
-    }
-    let shared = body.address(&st.operands[shared])?;
-    let mbarrier = if load { Some(body.address(&st.operands[2])?) } else { None };
-    body.emit(Op::TensorCopy(Box::new(TensorCopy { shared, map, coordinates, mbarrier })));
-    Ok(())
+    let coordinates = coordinates.iter().map(|c| body.word(c)).collect::<Result<_, _>>()?;
+    Ok((map, coordinates))
 }
 
-fn wgmma<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    if !(st.take("sync") && st.take("aligned")) {
-        return Err(unknown(body, &st));
+fn wgmma<'a>(
+    body: &mut Body<'a, '_>,
+    st: &Statement<'a>,
+    shape: &str,
+    operand_type: MmaType,
+) -> Result<Wgmma, Error> {
+    let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse::<usize>().ok());
+    let (Some(columns), Operand::List(d)) = (columns, &st.operands[0]) else { return Err(unknown(body, st)) };
+    let d = d.iter().map(|operand| body.word_destination(operand)).collect::<Result<Vec<Reg>, _>>()?;
+    if 2 * d.len() != columns {
+        return Err(body.error("wrong number of accumulators for this shape of wgmma"));
     }
-    if st.take("fence") || st.take("commit_group") {
-        done(body, &st, 0)?;
-        body.emit(Op::WarpgroupNop);
-        return Ok(());
-    }
-    if st.take("wait_group") {
-        done(body, &st, 1)?;
-        body.emit(Op::WarpgroupWait);
-        return Ok(());
-    }
-    if !st.take("mma_async") {
-        return Err(unknown(body, &st));
-    }
-    let operand_type = match st.modifiers[..] {
-        [_, "f32", "f16", "f16"] => MmaType::F16,
-        [_, "f32", "bf16", "bf16"] => MmaType::Bf16,
-        _ => return Err(unknown(body, &st)),
+    let (a, majors) = match &st.operands[1] {
+        Operand::List(list) if list.len() == 4 => {
+            operands(body, st, 7)?;
+            let mut registers = [0; 4];
+            for (place, operand) in registers.iter_mut().zip(list) {
+                *place = body.word(operand)?;
+            }
+            (Left::Registers(registers), 6..7)
+        }
+        name => {
+            operands(body, st, 8)?;
+            (Left::Shared(body.long(name)?, literal(body, &st.operands[6])? == 1), 7..8)
+        }
     };
-    let n = st.modifiers[0].strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")).and_then(|n| n.parse().ok());
-    st.modifiers.clear();
-    done(body, &st, 8)?;
-    let Operand::List(list) = &st.operands[0] else { return Err(body.error("expected a list of accumulators")) };
-    if n != Some(2 * list.len()) {
-        return Err(body.error(format!("{} accumulators do not fit the shape", list.len())));
+    if literal(body, &st.operands[4])? != 1 || literal(body, &st.operands[5])? != 1 {
+        return Err(unknown(body, st));
     }
-    let list = list.clone();
-    let d = list.iter().map(|operand| body.word_destination(operand)).collect::<Result<Vec<_>, _>>()?;
-    let a = Data::Long(body.long(&st.operands[1])?);
-    let b = body.long(&st.operands[2])?;
-    let accumulate = body.predicate(&st.operands[3])?;
-    let mut flags = [0; 4];
-    for (flag, operand) in flags.iter_mut().zip(&st.operands[4..]) {
-        let Operand::Name { text, prefixed: false } = *operand else { return Err(body.error("expected a literal")) };
-        *flag = crate::body::integer(text).ok_or_else(|| body.error("expected a literal"))?;
+    let b = (body.long(&st.operands[2])?, literal(body, &st.operands[majors.start])? == 1);
+    let accumulate = match &st.operands[3] {
+        Operand::Name { text: "1", .. } => None,
+        predicate => Some(body.predicate(predicate)?),
+    };
+    Ok(Wgmma { operand_type, d, a, b, accumulate })
+}
+
+/// `fence.proxy` and `fence.mbarrier_init`, which order nothing that is not ordered here anyway.
+pub(super) fn fence<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
+    match &st.modifiers[..] {
+        ["proxy", "async"] | ["proxy", "async", "shared::cta"] | ["mbarrier_init", "release", "cluster"] => {
+            st.modifiers.clear();
+            done(body, &st, 0)?;
+            body.emit(Op::Fence);
+            Ok(())
+        }
+        _ => Err(unknown(body, &st)),
     }
-    let [1, 1, a_mn @ (0 | 1), b_mn @ (0 | 1)] = flags else { return Err(body.error("scales other than 1")) };
-    let (a_mn_major, b_mn_major) = (a_mn == 1, b_mn == 1);
-    body.emit(Op::Wgmma(Box::new(Wgmma { operand_type, d, a, b, accumulate, a_mn_major, b_mn_major })));
-    Ok(())
 }

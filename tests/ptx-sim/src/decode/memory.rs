@@ -62,7 +62,7 @@ pub(super) fn decode<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Resu
         "ld" | "ldu" | "st" => access(body, st),
         "atom" | "red" => atomic(body, st),
         "cp" if st.take("async") => copy(body, st),
-        "membar" | "fence" => {
+        "membar" | "fence" if !st.modifiers.iter().any(|m| m.starts_with("mbarrier") || *m == "proxy") => {
             body.emit(Op::Fence);
             Ok(())
         }
@@ -153,9 +153,6 @@ fn atomic<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
 
 /// `cp.async`, its groups and its waits.
 fn copy<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    if st.take("bulk") {
-        return super::hopper::bulk(body, st);
-    }
     if st.take("commit_group") {
         done(body, &st, 0)?;
         body.emit(Op::AsyncCommit);

@@ -45,11 +45,17 @@ impl Sequence {
         } else {
             (c.seq_len_enc, c.num_kv_heads, c.encoder_hidden_states, c.cross_hidden_size, c.tokens_per_stage[1])
         };
-        // SAFETY: there are key/value heads, and items name tokens of sequences that have some.
-        unsafe { core::hint::assert_unchecked(heads != 0 && seq_len != 0) };
         let (tensors, num_heads) = (1 + index, c.num_heads);
+        // SAFETY: there are key/value heads, each of some query heads, and items name tokens of sequences that have some.
+        let groups = unsafe {
+            core::hint::assert_unchecked(heads != 0);
+            core::hint::assert_unchecked(seq_len != 0);
+            let groups = num_heads / heads;
+            core::hint::assert_unchecked(groups != 0);
+            groups
+        };
         Sequence {
-            layout: StageLayout { tensors, num_heads, groups: num_heads / heads, head_shift, tokens },
+            layout: StageLayout { tensors, num_heads, groups, head_shift, tokens },
             seq_len,
             row_pieces: (heads << head_shift) << index,
             hidden_pieces: hidden_size / 4,
@@ -60,6 +66,8 @@ impl Sequence {
     /// Walk over an item's tokens.
     #[inline(always)]
     fn stages(&self, item: &Item) -> Stages {
+        // SAFETY: items name tokens of sequences that have some.
+        unsafe { core::hint::assert_unchecked(self.seq_len != 0) };
         Stages::new(self.seq_len, self.layout.tokens, item.m0, item.k_blocks)
     }
 
@@ -90,9 +98,10 @@ impl Matrix {
             _ => c.encoder_hidden_states,
         };
         let row_pieces = if matrix::sequence(index) == 0 { c.hidden_size } else { c.cross_hidden_size } / 4;
-        // SAFETY: rows are not empty.
-        unsafe { core::hint::assert_unchecked(row_pieces != 0) };
-        Matrix { source, row_pieces, per_stage: rows_per_stage(16 * row_pieces) }
+        let row_bytes = 16 * row_pieces;
+        // SAFETY: rows are not empty, and shorter than 4 GiB.
+        unsafe { core::hint::assert_unchecked(row_bytes != 0) };
+        Matrix { source, row_pieces, per_stage: rows_per_stage(row_bytes) }
     }
 }
 
