@@ -9,6 +9,7 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{AttentionParams, AttentionTile};
 
 use super::bias_sums::BiasSums;
+use super::flash::FlashAttention;
 use super::tiles::LONG_KERNELS;
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
@@ -25,6 +26,8 @@ pub struct Backward {
     d_attn_gemm: GroupedGemm,
     gradients_gemm: GroupedGemm,
     attention: Vec<AttentionLaunch>,
+    /// The long kernels of the Hopper module, if the plan has them.
+    flash: Option<FlashAttention>,
     /// `None`: the gradients GEMM's rider sums.
     bias_sums: Option<BiasSums>,
 }
@@ -50,6 +53,7 @@ impl Backward {
             d_attn_gemm: GroupedGemm::new(gpu, module, &plan.d_attn_gemm)?,
             gradients_gemm: GroupedGemm::new(gpu, module, &plan.gradients_gemm)?,
             attention: attention_launches(gpu, &plan)?,
+            flash: FlashAttention::new(gpu, &plan)?,
             bias_sums: if plan.biases_ride() { None } else { Some(BiasSums::new(gpu, &plan)?) },
             plan,
         })
@@ -98,6 +102,9 @@ impl Backward {
             for launch in &self.attention {
                 let params = self.attention_params(launch, inputs, workspace);
                 launch.kernel.launch(stream, &launch.config, &params)?;
+            }
+            if let Some(flash) = &self.flash {
+                flash.launch(stream, &self.plan, inputs, workspace)?;
             }
             self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
@@ -211,7 +218,7 @@ fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Er
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
         launches.push(launch(&tiles.short_kernel(), &table(&tiles.short)?, block, shared_bytes)?);
     }
-    if !tiles.long.is_empty() {
+    if !tiles.long.is_empty() && !tiles.flash {
         let table = table(&tiles.long)?;
         for (name, shared_bytes) in
             LONG_KERNELS.into_iter().zip([config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES])

@@ -17,6 +17,7 @@ use crate::{CuSeqlens, Device, Error, Target, Workspace};
 mod bias_sums;
 pub mod cpu;
 mod device;
+mod flash;
 mod launch;
 mod plan;
 pub mod reference;

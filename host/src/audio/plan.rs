@@ -5,7 +5,7 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::tiles::AttentionTiles;
-use super::{HEAD_DIM, Shape};
+use super::{HEAD_DIM, Shape, flash};
 use crate::gemm::hopper::KCuts;
 use crate::gemm::{GemmPlan, Operands, ProductShape};
 use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
@@ -34,6 +34,7 @@ pub(super) struct Regions {
     pub bias_partials: Region,
     pub out_bias_partials: Region,
     pub stats: Region,
+    pub flash: flash::Regions,
     pub d_attn_gemm: Region,
     pub gradients_gemm: Region,
 }
@@ -65,7 +66,9 @@ impl Plan {
             true => 0, // the rider sums whole columns
             false => tokens.div_ceil(config::column_sums_rows_per_block(tokens as u32) as usize),
         };
-        let stats_rows = if tiles.long.is_empty() { 0 } else { (shape.num_heads * shape.total_seq_len) as u64 };
+        let streamed = !tiles.long.is_empty() && !tiles.flash;
+        let stats_rows = if streamed { (shape.num_heads * shape.total_seq_len) as u64 } else { 0 };
+        let slots = if tiles.flash { tiles.long.len() * shape.num_heads } else { 0 };
         let regions = Regions {
             d_attn: layout.add("grad_attention fp32", 4 * matrix),
             o: layout.add("attention output bf16", 2 * matrix),
@@ -73,6 +76,7 @@ impl Plan {
             bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows * d_model) as u64),
             out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
             stats: layout.add("long chunks' statistics", 16 * stats_rows),
+            flash: flash::Regions::new(&mut layout, slots as u64),
             d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm.workspace_bytes()),
             gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
         };

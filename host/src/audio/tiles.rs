@@ -2,13 +2,24 @@
 //! block's column sums go. Pure.
 use std::fmt;
 
-use attn_backward_kernels::config::attention as config;
+use attn_backward_kernels::config::{attention as config, attention_flash};
 use attn_backward_kernels::params::AttentionTile;
 
+use crate::gpu::ModuleKind;
 use crate::{CuSeqlens, Target};
 
 /// The long kernels, in order.
 pub const LONG_KERNELS: [&str; 2] = ["attention_long_q", "attention_long_k"];
+/// The long kernels of the Hopper module, in order.
+pub const FLASH_KERNELS: [&str; 5] = [
+    "attention_flash_largest",
+    "attention_flash_convert",
+    "attention_flash_forward",
+    "attention_flash_backward",
+    "attention_flash_dq",
+];
+/// Longest chunk for which the Hopper module's five long kernels are not worth their launches.
+const FLASH_LONGER_THAN: u32 = 256;
 
 /// Tables of the attention kernels' blocks; each entry runs once for every head.
 ///
@@ -19,8 +30,10 @@ pub struct AttentionTiles {
     pub short_row_tiles: u32,
     /// Whole chunks of the short kernel, in order.
     pub short: Vec<AttentionTile>,
-    /// 64-row tiles of the long kernels, those of the longest chunks first so that none of them starts late.
+    /// Tiles of the long kernels, those of the longest chunks first so that none of them starts late; a chunk's follow each other.
     pub long: Vec<AttentionTile>,
+    /// Whether [`FLASH_KERNELS`] run on them, else [`LONG_KERNELS`].
+    pub flash: bool,
     /// Rows of `bias_partials`: one for each entry of both tables, in the order of the packed rows.
     pub bias_rows: usize,
 }
@@ -40,14 +53,17 @@ impl AttentionTiles {
             Some((row_tiles, _)) => (row_tiles, config::short_rows(row_tiles)),
             None => (config::SHORT_ROW_TILES[0], 0),
         };
-        let mut tiles = AttentionTiles { short_row_tiles, short: Vec::new(), long: Vec::new(), bias_rows: 0 };
+        let longest = cu_seqlens.max_chunk_len() as u32;
+        let flash = target.module == ModuleKind::Hopper && longest > FLASH_LONGER_THAN;
+        let long_step = if flash { attention_flash::TILE_ROWS } else { config::LONG_TILE_ROWS };
+        let mut tiles = AttentionTiles { short_row_tiles, short: Vec::new(), long: Vec::new(), flash, bias_rows: 0 };
         for chunk in cu_seqlens.chunks() {
             // offsets are at most i32::MAX
             let (start, len) = (chunk.start as u32, chunk.len() as u32);
             let (table, step) = if len <= short_rows {
                 (&mut tiles.short, config::short_rows(short_row_tiles))
             } else {
-                (&mut tiles.long, config::LONG_TILE_ROWS)
+                (&mut tiles.long, long_step)
             };
             for first in (0..len).step_by(step as usize) {
                 table.push(AttentionTile { start, len, first, bias_row: tiles.bias_rows as u32 });
@@ -61,8 +77,12 @@ impl AttentionTiles {
     /// Names of the kernels that run, in order.
     pub fn kernels(&self) -> impl Iterator<Item = String> {
         let short = (!self.short.is_empty()).then(|| self.short_kernel());
-        let long = (!self.long.is_empty()).then_some(LONG_KERNELS);
-        short.into_iter().chain(long.into_iter().flatten().map(String::from))
+        let long = match (self.long.is_empty(), self.flash) {
+            (true, _) => &[][..],
+            (false, true) => &FLASH_KERNELS,
+            (false, false) => &LONG_KERNELS,
+        };
+        short.into_iter().chain(long.iter().copied().map(String::from))
     }
 
     /// Name of the short kernel.
@@ -108,11 +128,12 @@ impl Blocks {
 impl fmt::Display for AttentionTiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = config::short_rows(self.short_row_tiles);
+        let name = if self.flash { "attention_flash" } else { "attention_long" };
         match (self.short.len(), self.long.len()) {
             (0, 0) => write!(f, "no chunk"),
             (short, 0) => write!(f, "attention_short_{rows} on {short} chunks"),
-            (0, long) => write!(f, "attention_long on {long} tiles"),
-            (short, long) => write!(f, "attention_short_{rows} on {short} chunks, attention_long on {long} tiles"),
+            (0, long) => write!(f, "{name} on {long} tiles"),
+            (short, long) => write!(f, "attention_short_{rows} on {short} chunks, {name} on {long} tiles"),
         }
     }
 }
@@ -150,7 +171,8 @@ mod tests {
         let short_rows = config::short_rows(tiles.short_row_tiles);
         let mut owner = vec![None; cu.total_seq_len()];
         let short = tiles.short.iter().map(|t| (t, short_rows));
-        let long = tiles.long.iter().map(|t| (t, config::LONG_TILE_ROWS));
+        let long_step = if tiles.flash { attention_flash::TILE_ROWS } else { config::LONG_TILE_ROWS };
+        let long = tiles.long.iter().map(|t| (t, long_step));
         for (tile, step) in short.chain(long) {
             let chunk = tile.start as usize..(tile.start + tile.len) as usize;
             assert!(cu.chunks().any(|c| c == chunk), "{tile:?} is of no chunk");

@@ -1,7 +1,7 @@
 //! What may cross the boundary between host and kernels by value.
 
 use attn_backward_kernels::params::{
-    AttentionParams, AttentionTile, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
+    AttentionParams, AttentionTile, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
 use attn_backward_kernels::params_wgmma::WgmmaParams;
 use attn_backward_kernels::schedule::item::Item;
@@ -21,6 +21,8 @@ unsafe impl KernelParams for WgmmaParams {}
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for AttentionParams {}
+// SAFETY: `repr(C)` in the kernel crate.
+unsafe impl KernelParams for FlashParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for ColumnSumsParams {}
 // SAFETY: as above.

@@ -374,3 +374,57 @@ pub fn ctaid_again() -> u32 {
     unsafe { asm!("mov.u32 {r}, %ctaid.x;", r = out(reg32) r, options(nomem, nostack)) };
     r
 }
+
+// ---- ordered additions to global memory ----------------------------------------------------------
+
+/// `cp.async.bulk.global.shared::cta.bulk_group`: contiguous bytes to global memory.
+///
+/// # Safety
+/// `dst`, `src` and `bytes` are multiples of 16; the source was written before a [`fence_proxy_async_shared`] of its writers and a barrier,
+/// and is not written again before [`bulk_wait_read_if`]; nobody else accesses the destination before [`bulk_wait`].
+#[inline(always)]
+pub unsafe fn bulk_store(dst: *mut f32, src: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.global.shared::cta.bulk_group [{d}], [{s}], {n};",
+             d = in(reg64) dst, s = in(reg32) src, n = in(reg32) bytes, options(nostack))
+    }
+}
+
+/// `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32`: adds contiguous floats to those in global memory.
+///
+/// # Safety
+/// As [`bulk_store`].
+#[inline(always)]
+pub unsafe fn bulk_add(dst: *mut f32, src: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{d}], [{s}], {n};",
+             d = in(reg64) dst, s = in(reg32) src, n = in(reg32) bytes, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.wait_group 0`: all of this thread's bulk stores and additions are complete, and visible to it.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn bulk_wait() {
+    // SAFETY: accesses no memory.
+    unsafe { asm!("cp.async.bulk.wait_group 0;", options(nostack)) }
+}
+
+/// `atom.relaxed.gpu.global.add.u32`: what was there.
+///
+/// # Safety
+/// `p` is 4-byte aligned, writable, and accessed atomically only.
+#[inline(always)]
+pub unsafe fn atomic_add(p: *mut u32, v: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("atom.relaxed.gpu.global.add.u32 {r}, [{p}], {v};",
+             r = out(reg32) r, p = in(reg64) p, v = in(reg32) v, options(nostack))
+    };
+    r
+}
