@@ -54,7 +54,8 @@ impl FlashAttention {
         let tiles = Buffer::from_slice(gpu, "the table of long chunks' tiles", &plan.tiles.long)?;
         let (num_tiles, num_heads) = (plan.tiles.long.len() as u32, plan.shape().num_heads as u32);
         let a_block_a_slot = [num_tiles, num_heads, 1];
-        let in_one_row = [num_tiles * num_heads, 1, 1];
+        let slots = num_tiles * num_heads;
+        let a_block_an_sm = [slots.min(plan.target().num_sms.max(1) as u32), 1, 1];
         let launch = |name, grid, block, shared_bytes| -> Result<_, Error> {
             let kernel = gpu.kernel(plan.target().module, name)?;
             Ok((kernel, LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal }))
@@ -63,8 +64,8 @@ impl FlashAttention {
         let launches = [
             launch(largest, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
             launch(convert, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
-            launch(forward, a_block_a_slot, config::THREADS, config::forward::SHARED_BYTES)?,
-            launch(backward, in_one_row, config::THREADS, config::backward::SHARED_BYTES)?,
+            launch(forward, a_block_an_sm, config::THREADS, config::forward::SHARED_BYTES)?,
+            launch(backward, [slots, 1, 1], config::THREADS, config::backward::SHARED_BYTES)?,
             launch(dq, a_block_a_slot, config::ROWS_THREADS, config::DQ_SHARED_BYTES)?,
         ];
         Ok(Some(FlashAttention { launches, tiles }))

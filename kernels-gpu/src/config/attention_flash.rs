@@ -40,16 +40,20 @@ const _: () = assert!(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
 pub mod forward {
     use super::TILE_BYTES;
 
+    /// Stages of Q.
+    pub const QUERY_STAGES: u32 = 2;
     /// Stages of K and V.
     pub const STAGES: u32 = 4;
-    /// First stage, after Q.
-    pub const STAGES_OFFSET: u32 = TILE_BYTES;
-    /// mbarriers: of the stages, then of Q.
-    pub const BARRIERS_OFFSET: u32 = STAGES_OFFSET + STAGES * 2 * TILE_BYTES;
+    /// First stage of K and V, after Q.
+    pub const STAGES_OFFSET: u32 = QUERY_STAGES * TILE_BYTES;
+    /// Rows of O on their way out.
+    pub const O_OFFSET: u32 = STAGES_OFFSET + STAGES * 2 * TILE_BYTES;
+    /// mbarriers of K and V.
+    pub const BARRIERS_OFFSET: u32 = O_OFFSET + TILE_BYTES;
     /// mbarriers of Q.
-    pub const Q_BARRIERS_OFFSET: u32 = BARRIERS_OFFSET + 16 * STAGES;
+    pub const QUERY_BARRIERS_OFFSET: u32 = BARRIERS_OFFSET + 16 * STAGES;
     /// Dynamic shared memory of a launch.
-    pub const SHARED_BYTES: u32 = Q_BARRIERS_OFFSET + 16;
+    pub const SHARED_BYTES: u32 = QUERY_BARRIERS_OFFSET + 16 * QUERY_STAGES;
     const _: () = assert!(SHARED_BYTES <= 232_448);
 }
 

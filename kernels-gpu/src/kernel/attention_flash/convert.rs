@@ -43,7 +43,11 @@ pub unsafe fn attention_flash_convert(params: FlashParams) {
         stg32_if(t == 2 && slot == 0, params.counters.wrapping_add(2 * slots).cast(), 0);
 
         let e = chunk_exponents(&params, &tile, t);
-        let e_of_lane = select(t & 1 == 0, select(t & 2 == 0, e[0] as u32, e[2] as u32), select(t & 2 == 0, e[1] as u32, e[3] as u32));
+        let e_of_lane = select(
+            t & 1 == 0,
+            select(t & 2 == 0, e[0] as u32, e[2] as u32),
+            select(t & 2 == 0, e[1] as u32, e[3] as u32),
+        );
         stg32_if(t < 4, params.exponents.wrapping_add(4 * slot + (t & 3) as usize).cast(), e_of_lane);
 
         let (first, rows) = (16 * warp, tile.rows_from(16 * warp));

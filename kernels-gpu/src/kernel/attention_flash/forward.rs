@@ -1,11 +1,12 @@
 //! `attention_flash_forward`: O and the statistics of one tile of 128 queries of one head.
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   delta = rowsum(dA O)
-//! Grid      (num_tiles, num_heads): neighbouring blocks are tiles of one chunk and head, which read the same keys while they are in L2
+//! Grid      Any number of blocks, best one an SM: block `b` of `B` takes tiles `b`, `b + B`, .. of all heads' (the tiles of a head follow
+//!           each other: those worked on at a time read the same keys, while they are in L2)
 //! Block     384 threads. Warpgroup 0: thread 0 loads. Warpgroups 1 and 2: consumers, 64 queries each; while the products with V of one
 //!           key tile are in flight, the exponentials of the next one are computed. The chunk's last tile comes first: it alone is masked
-//! Shared    bytes: 0 Q 16384; 16384 stages `[4]` of K and V, 32768 each; 147456 mbarriers `full[4]`, `empty[4]`, 147520 of Q.
-//!           The warps' rows of Q stage the stores of O
+//! Shared    bytes: 0 stages `[2]` of Q, 16384 each; 32768 stages `[4]` of K and V, 32768 each; 163840 rows of O on their way out, 2048 a
+//!           warp; 180224 mbarriers of K and V, `full[4]`, `empty[4]`; 180288 of Q
 //! Registers 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg`
 //! Preconditions
 //!           `attention_flash_convert` has run
@@ -15,14 +16,13 @@ use super::pipeline::Pipeline;
 use super::{Operand, Tile, exponents, operand_tile};
 use crate::config::attention_flash::{
     CONSUMER_REGISTERS, PRODUCER_REGISTERS, STATISTICS_FLOATS, THREADS, TILE_BYTES, TILE_ROWS, forward as config,
-    named_barrier,
 };
 use crate::config::wgmma::CHUNK_BYTES;
 use crate::kernel::attention_math::{DS_EXPONENT, P_EXPONENT, logit_factor, split_scale};
 use crate::params::FlashParams;
 use crate::ptx::convert::{ceil, ex2, f16x2_to_f32, fma, lg2, rcp, select};
 use crate::ptx::hopper::{
-    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, named_barrier, pin, setmaxnreg_dec, setmaxnreg_inc,
+    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, pin, setmaxnreg_dec, setmaxnreg_inc,
     wgmma_commit, wgmma_fence, wgmma_wait,
 };
 use crate::ptx::memory::stg32_if;
@@ -33,40 +33,61 @@ use crate::tile::fragment::{Accumulator, Lanes, Pow2, ROWS_16_BYTES, ZERO, pack_
 use crate::tile::layout::swizzle_128b;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
-use cuda_std::thread::{block_idx_x, block_idx_y, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 
 /// A warpgroup's 64 by 128 scores: sixteen C fragments a warp.
 type Scores = [[f32; 4]; 16];
 /// K and V.
 type Stages = Pipeline<{ config::STAGES }>;
+/// Q.
+type QueryStages = Pipeline<{ config::QUERY_STAGES }>;
 
 /// See the file's head.
 ///
 /// # Safety
 /// As [`attention_flash_largest`](super::largest::attention_flash_largest); `attention_flash_convert` has run on the same parameters.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = 1, barriers = 2)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = 1, barriers = 1)]
 pub unsafe fn attention_flash_forward(params: FlashParams) {
     let t = thread_idx_x();
     let stages = Stages::new(dynamic_base() + config::BARRIERS_OFFSET);
-    let queries = Pipeline::<1>::new(dynamic_base() + config::Q_BARRIERS_OFFSET);
+    let queries = QueryStages::new(dynamic_base() + config::QUERY_BARRIERS_OFFSET);
     // SAFETY: the roles are taken by the threads that they ask for; the mbarriers are initialised before the block barrier.
     unsafe {
-        let tile = Tile::load(&params, block_idx_x(), block_idx_y());
         if t == 0 {
             stages.init(1, 2);
-            queries.init(1, 1);
+            queries.init(1, 2);
         }
         sync_threads();
         if t / 128 == 0 {
             setmaxnreg_dec::<PRODUCER_REGISTERS>();
             if t == 0 {
-                produce(&params, &tile, stages, queries);
+                let mut producer = Producer { stages, queries };
+                let mut number = block_idx_x();
+                while number < params.num_tiles * params.num_heads {
+                    producer.produce(&params, &query_tile(&params, number));
+                    number += grid_dim_x();
+                }
             }
         } else {
             setmaxnreg_inc::<CONSUMER_REGISTERS>();
-            consume(&params, &tile, stages, queries, t - 128);
+            let mut consumer = Consumer { stages, queries, thread: t - 128 };
+            let mut number = block_idx_x();
+            while number < params.num_tiles * params.num_heads {
+                consumer.consume(&params, &query_tile(&params, number));
+                number += grid_dim_x();
+            }
         }
     }
+}
+
+/// Tile number `number` of all heads'.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn query_tile(params: &FlashParams, number: u32) -> Tile {
+    // SAFETY: as the caller promises.
+    unsafe { Tile::load(params, number % params.num_tiles, number / params.num_tiles) }
 }
 
 /// Key tile number `i` in the order of the loop: the chunk's last, then 0, 1, ..
@@ -75,24 +96,35 @@ fn key_tile(tile: &Tile, i: u32) -> u32 {
     if i == 0 { tile.tiles_in_chunk() - 1 } else { i - 1 }
 }
 
-/// Loads Q, then every tile of K and V.
-///
-/// # Safety
-/// One thread; the operands are complete.
-#[inline(always)]
-unsafe fn produce(params: &FlashParams, tile: &Tile, mut stages: Stages, queries: Pipeline<1>) {
-    // SAFETY: the buffers are empty when they are filled, and as large as what is announced and loaded.
-    unsafe {
-        mbarrier_arrive_expect_tx(queries.full(), TILE_BYTES);
-        let q = operand_tile(params, tile.slot(params, tile.index), Operand::Q);
-        bulk_load(dynamic_base(), q.cast(), TILE_BYTES, queries.full());
-        for i in 0..tile.tiles_in_chunk() {
-            let slot = tile.slot(params, key_tile(tile, i));
-            stages.wait_empty();
-            mbarrier_arrive_expect_tx(stages.full(), 2 * TILE_BYTES);
-            bulk_load(keys(&stages), operand_tile(params, slot, Operand::K).cast(), TILE_BYTES, stages.full());
-            bulk_load(values(&stages), operand_tile(params, slot, Operand::V).cast(), TILE_BYTES, stages.full());
-            stages.advance();
+/// The loading thread.
+struct Producer {
+    stages: Stages,
+    queries: QueryStages,
+}
+
+impl Producer {
+    /// Loads Q, then every tile of K and V of the chunk.
+    ///
+    /// # Safety
+    /// One thread; the operands are complete.
+    #[inline(always)]
+    unsafe fn produce(&mut self, params: &FlashParams, tile: &Tile) {
+        let (queries, stages) = (&mut self.queries, &mut self.stages);
+        // SAFETY: the buffers are empty when they are filled, and as large as what is announced and loaded.
+        unsafe {
+            queries.wait_empty();
+            mbarrier_arrive_expect_tx(queries.full(), TILE_BYTES);
+            let q = operand_tile(params, tile.slot(params, tile.index), Operand::Q);
+            bulk_load(dynamic_base() + queries.stage() * TILE_BYTES, q.cast(), TILE_BYTES, queries.full());
+            queries.advance();
+            for i in 0..tile.tiles_in_chunk() {
+                let slot = tile.slot(params, key_tile(tile, i));
+                stages.wait_empty();
+                mbarrier_arrive_expect_tx(stages.full(), 2 * TILE_BYTES);
+                bulk_load(keys(stages), operand_tile(params, slot, Operand::K).cast(), TILE_BYTES, stages.full());
+                bulk_load(values(stages), operand_tile(params, slot, Operand::V).cast(), TILE_BYTES, stages.full());
+                stages.advance();
+            }
         }
     }
 }
@@ -151,6 +183,24 @@ impl Softmax {
         }
         alpha
     }
+
+    /// Completes the sums; returns their inverses.
+    ///
+    /// # Safety
+    /// As [`Softmax::update`].
+    #[inline(always)]
+    unsafe fn finish(&mut self) -> [f32; 2] {
+        let mut inverse = [0f32; 2];
+        for r in 0..2 {
+            // SAFETY: as the caller promises.
+            unsafe {
+                self.sum[r] += shfl_xor::<1>(self.sum[r]);
+                self.sum[r] += shfl_xor::<2>(self.sum[r]);
+            }
+            inverse[r] = rcp(self.sum[r]);
+        }
+        inverse
+    }
 }
 
 /// `scores = Q K^T (+ scores if accumulate is 1)`, in flight.
@@ -208,82 +258,108 @@ fn pack(scores: &Scores) -> [[u32; 4]; 8] {
     p
 }
 
-/// A consumer warpgroup; `t` counts the threads of both.
-///
-/// # Safety
-/// All threads of the warpgroup, with the producer at the same tile.
-#[inline(always)]
-unsafe fn consume(params: &FlashParams, tile: &Tile, mut stages: Stages, queries: Pipeline<1>, t: u32) {
-    let (warpgroup, warp, lane) = (t / 128, t / 32, t % 32);
-    let leader = t % 128 == 0;
-    let slot = tile.slot(params, tile.index);
-    let q = dynamic_base() + warpgroup * CHUNK_BYTES;
-    // SAFETY: buffers are full when they are read and released when the products that read them are complete; accumulators are pinned
-    // after each wait; rows past the chunk's end are predicated off; each warp stages its own rows.
-    unsafe {
-        let e = exponents(params, slot);
-        let to_logits = logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
-        let mut softmax = Softmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], to_logits };
-        let mut o = ZERO;
-        let mut scores = column_mask(tile.len - key_tile(tile, 0) * TILE_ROWS, lane);
-        queries.wait_full();
-        stages.wait_full();
-        wgmma_fence();
-        multiply_keys(&mut scores, q, keys(&stages), 1);
-        wgmma_wait::<0>();
-        pin_all(&mut scores);
-        softmax.update(&mut scores);
-        let mut p = pack(&scores);
-        let mut previous = stages;
-        stages.advance();
-        for _ in 1..tile.tiles_in_chunk() {
+/// A thread of a consumer warpgroup.
+struct Consumer {
+    stages: Stages,
+    queries: QueryStages,
+    /// Counts those of both warpgroups.
+    thread: u32,
+}
+
+impl Consumer {
+    /// The warpgroup's 64 queries of a tile.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, with the producer at the same tile.
+    #[inline(always)]
+    unsafe fn consume(&mut self, params: &FlashParams, tile: &Tile) {
+        let (warpgroup, warp, lane) = (self.thread / 128, self.thread / 32, self.thread % 32);
+        let leader = self.thread % 128 == 0;
+        let (queries, stages) = (&mut self.queries, &mut self.stages);
+        let slot = tile.slot(params, tile.index);
+        let q = dynamic_base() + queries.stage() * TILE_BYTES + warpgroup * CHUNK_BYTES;
+        // SAFETY: buffers are full when they are read and released when the products that read them are complete; accumulators are pinned
+        // after each wait; each warp stages its own rows.
+        unsafe {
+            let e = exponents(params, slot);
+            let to_logits = logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
+            let mut softmax = Softmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], to_logits };
+            let mut o = ZERO;
+            let mut scores = column_mask(tile.len - key_tile(tile, 0) * TILE_ROWS, lane);
+            queries.wait_full();
             stages.wait_full();
             wgmma_fence();
-            multiply_keys(&mut scores, q, keys(&stages), 0);
-            multiply_values(&mut o, &p, values(&previous));
-            wgmma_wait::<1>();
+            multiply_keys(&mut scores, q, keys(stages), 1);
+            wgmma_wait::<0>();
             pin_all(&mut scores);
-            let alpha = softmax.update(&mut scores);
+            softmax.update(&mut scores);
+            let mut p = pack(&scores);
+            let mut previous = *stages;
+            stages.advance();
+            for _ in 1..tile.tiles_in_chunk() {
+                stages.wait_full();
+                wgmma_fence();
+                multiply_keys(&mut scores, q, keys(stages), 0);
+                multiply_values(&mut o, &p, values(&previous));
+                wgmma_wait::<1>();
+                pin_all(&mut scores);
+                let alpha = softmax.update(&mut scores);
+                wgmma_wait::<0>();
+                pin_all(&mut o);
+                mbarrier_arrive_if(leader, previous.empty());
+                scale_rows(&mut o, alpha[0], alpha[1]);
+                p = pack(&scores);
+                previous = *stages;
+                stages.advance();
+            }
+            mbarrier_arrive_if(leader, queries.empty());
+            queries.advance();
+            wgmma_fence();
+            multiply_values(&mut o, &p, values(&previous));
             wgmma_wait::<0>();
             pin_all(&mut o);
             mbarrier_arrive_if(leader, previous.empty());
-            scale_rows(&mut o, alpha[0], alpha[1]);
-            p = pack(&scores);
-            previous = stages;
-            stages.advance();
-        }
-        wgmma_fence();
-        multiply_values(&mut o, &p, values(&previous));
-        wgmma_wait::<0>();
-        pin_all(&mut o);
 
-        let row = 16 * warp;
-        let rows = tile.rows_from(row);
-        let mut inverse = [0f32; 2];
-        for r in 0..2 {
-            softmax.sum[r] += shfl_xor::<1>(softmax.sum[r]);
-            softmax.sum[r] += shfl_xor::<2>(softmax.sum[r]);
-            inverse[r] = rcp(softmax.sum[r]);
+            let inverse = softmax.finish();
+            scale_rows(&mut o, inverse[0], inverse[1]);
+            store_statistics(params, tile, &o, &softmax, warp, lane);
+            let stage = dynamic_base() + config::O_OFFSET + ROWS_16_BYTES * warp;
+            let factor = Pow2::new(-e[Operand::V as usize]);
+            store_bf16(&o, factor, stage, Lanes::new(lane), tile.o_rows(params, 16 * warp));
         }
-        scale_rows(&mut o, inverse[0], inverse[1]);
-        let d_attn = operand_tile(params, slot, Operand::DAttn).wrapping_add((ROWS_16_BYTES * warp) as usize);
-        let delta = delta(&o, d_attn, lane);
-        let delta_unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
-        let statistics = params.statistics.wrapping_add(slot * STATISTICS_FLOATS as usize);
+    }
+}
+
+/// What the other kernels need of each of the warp's 16 queries.
+///
+/// # Safety
+/// All lanes of the warp; `softmax` is finished, and `o` divided by its sums.
+#[inline(always)]
+unsafe fn store_statistics(
+    params: &FlashParams,
+    tile: &Tile,
+    o: &Accumulator,
+    softmax: &Softmax,
+    warp: u32,
+    lane: u32,
+) {
+    let slot = tile.slot(params, tile.index);
+    let d_attn = operand_tile(params, slot, Operand::DAttn).wrapping_add((ROWS_16_BYTES * warp) as usize);
+    let statistics = params.statistics.wrapping_add(slot * STATISTICS_FLOATS as usize);
+    let delta_unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
+    // SAFETY: the rows of the slot are the warp's own.
+    unsafe {
+        let delta = delta(o, d_attn, lane);
         for r in 0..2 {
-            let row_in_warp = lane / 4 + 8 * r as u32;
-            let exists = row_in_warp < rows;
+            let row = 16 * warp + lane / 4 + 8 * r as u32;
+            let exists = row < tile.rows_from(0);
             let shift = (2 * P_EXPONENT) as f32 - softmax.max[r] - lg2(softmax.sum[r]);
-            let at = statistics.wrapping_add((row + row_in_warp) as usize) as *mut u8;
+            let at = statistics.wrapping_add(row as usize) as *mut u8;
             let writes = lane % 4 == 0;
             stg32_if(writes, at, select(exists, shift.to_bits(), f32::NEG_INFINITY.to_bits()));
             let delta = select(exists, (delta[r] * delta_unit).to_bits(), 0);
             stg32_if(writes, at.wrapping_add(4 * TILE_ROWS as usize), delta);
         }
-        // every warp must be past its last product with Q
-        named_barrier(named_barrier::WARPGROUP + warpgroup, 128);
-        let factor = Pow2::new(-e[Operand::V as usize]);
-        store_bf16(&o, factor, dynamic_base() + ROWS_16_BYTES * warp, Lanes::new(lane), tile.o_rows(params, row));
     }
 }
 
