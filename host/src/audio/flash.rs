@@ -65,7 +65,7 @@ impl FlashAttention {
             launch(largest, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
             launch(convert, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
             launch(forward, a_block_an_sm, config::THREADS, config::forward::SHARED_BYTES)?,
-            launch(backward, [slots, 1, 1], config::THREADS, config::backward::SHARED_BYTES)?,
+            launch(backward, a_block_an_sm, config::THREADS, config::backward::SHARED_BYTES)?,
             launch(dq, a_block_a_slot, config::ROWS_THREADS, config::DQ_SHARED_BYTES)?,
         ];
         Ok(Some(FlashAttention { launches, tiles }))

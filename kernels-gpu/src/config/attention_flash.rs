@@ -59,40 +59,42 @@ pub mod forward {
 
 /// Shared memory of `attention_flash_backward`; the map is in its file.
 pub mod backward {
-    use super::{DQ_HALF_BYTES, STATISTICS_BYTES, THREADS, TILE_BYTES};
+    use super::{DQ_HALF_BYTES, STATISTICS_BYTES, TILE_BYTES};
 
+    /// Stages of K and V.
+    pub const KEY_STAGES: u32 = 2;
     /// Stages of Q, dA and their statistics.
     pub const STAGES: u32 = 2;
     /// First stage of Q and dA, after K and V.
-    pub const STAGES_OFFSET: u32 = 2 * TILE_BYTES;
+    pub const STAGES_OFFSET: u32 = KEY_STAGES * 2 * TILE_BYTES;
     /// Two buffers of dS.
     pub const DS_OFFSET: u32 = STAGES_OFFSET + STAGES * 2 * TILE_BYTES;
     /// Bytes of a tile of dS: 128 keys by 128 queries.
     pub const DS_BYTES: u32 = 2 * TILE_BYTES;
+    /// Column sums of dK and dV for each consumer warp, in place of dS, after the rows on their way out.
+    pub const SUMS_OFFSET: u32 = DS_OFFSET + TILE_BYTES;
     /// Both warpgroups' halves of dQ on their way out.
     pub const DQ_OFFSET: u32 = DS_OFFSET + 2 * DS_BYTES;
     /// Stages of statistics.
     pub const STATISTICS_OFFSET: u32 = DQ_OFFSET + 2 * DQ_HALF_BYTES;
-    /// Column sums of dK and dV for each consumer warp.
-    pub const SUMS_OFFSET: u32 = STATISTICS_OFFSET + STAGES * STATISTICS_BYTES;
-    /// mbarriers: of the stages, of K and V, of the two halves of dQ.
-    pub const BARRIERS_OFFSET: u32 = SUMS_OFFSET + 2 * (THREADS - 128) / 32 * 256;
+    /// mbarriers of Q and dA.
+    pub const BARRIERS_OFFSET: u32 = STATISTICS_OFFSET + STAGES * STATISTICS_BYTES;
     /// mbarriers of K and V.
-    pub const KEYS_BARRIERS_OFFSET: u32 = BARRIERS_OFFSET + 16 * STAGES;
+    pub const KEY_BARRIERS_OFFSET: u32 = BARRIERS_OFFSET + 16 * STAGES;
     /// mbarriers of the halves of dQ.
-    pub const DQ_BARRIERS_OFFSET: u32 = KEYS_BARRIERS_OFFSET + 16;
-    /// The block's place in the order of blocks.
-    pub const TICKET_OFFSET: u32 = DQ_BARRIERS_OFFSET + 2 * 16;
+    pub const DQ_BARRIERS_OFFSET: u32 = KEY_BARRIERS_OFFSET + 16 * KEY_STAGES;
+    /// For each stage of K and V, its number.
+    pub const NUMBERS_OFFSET: u32 = DQ_BARRIERS_OFFSET + 2 * 16;
     /// Dynamic shared memory of a launch.
-    pub const SHARED_BYTES: u32 = TICKET_OFFSET + 16;
+    pub const SHARED_BYTES: u32 = NUMBERS_OFFSET + 4 * KEY_STAGES;
     const _: () = assert!(SHARED_BYTES <= 232_448);
     const _: () = assert!(DS_OFFSET.is_multiple_of(1024) && STATISTICS_OFFSET.is_multiple_of(16));
 }
 
 /// Named barriers (`bar.sync id`); 0 is the whole block's.
 pub mod named_barrier {
-    /// + warpgroup: the 128 threads of a consumer warpgroup.
-    pub const WARPGROUP: u32 = 1;
     /// Both consumer warpgroups.
-    pub const CONSUMERS: u32 = 3;
+    pub const CONSUMERS: u32 = 1;
+    /// + warpgroup: it is this consumer warpgroup's turn to issue its products.
+    pub const TURN: u32 = 2;
 }

@@ -19,6 +19,16 @@ pub unsafe fn named_barrier(id: u32, threads: u32) {
     unsafe { asm!("bar.sync {id}, {n};", id = in(reg32) id, n = in(reg32) threads, options(nostack)) }
 }
 
+/// `bar.arrive id, threads`: arrives at a named barrier and does not wait.
+///
+/// # Safety
+/// As [`named_barrier`]; some of the `threads` wait.
+#[inline(always)]
+pub unsafe fn named_barrier_arrive(id: u32, threads: u32) {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("bar.arrive {id}, {n};", id = in(reg32) id, n = in(reg32) threads, options(nostack)) }
+}
+
 /// `fence.mbarrier_init.release.cluster`: makes mbarrier initialisations visible to the async proxy.
 ///
 /// # Safety

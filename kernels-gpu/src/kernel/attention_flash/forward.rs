@@ -16,14 +16,15 @@ use super::pipeline::Pipeline;
 use super::{Operand, Tile, exponents, operand_tile};
 use crate::config::attention_flash::{
     CONSUMER_REGISTERS, PRODUCER_REGISTERS, STATISTICS_FLOATS, THREADS, TILE_BYTES, TILE_ROWS, forward as config,
+    named_barrier,
 };
 use crate::config::wgmma::CHUNK_BYTES;
 use crate::kernel::attention_math::{DS_EXPONENT, P_EXPONENT, logit_factor, split_scale};
 use crate::params::FlashParams;
 use crate::ptx::convert::{ceil, ex2, f16x2_to_f32, fma, lg2, rcp, select};
 use crate::ptx::hopper::{
-    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, pin, setmaxnreg_dec, setmaxnreg_inc,
-    wgmma_commit, wgmma_fence, wgmma_wait,
+    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, named_barrier, named_barrier_arrive, pin, setmaxnreg_dec,
+    setmaxnreg_inc, wgmma_commit, wgmma_fence, wgmma_wait,
 };
 use crate::ptx::memory::stg32_if;
 use crate::ptx::sync::shfl_xor;
@@ -46,7 +47,7 @@ type QueryStages = Pipeline<{ config::QUERY_STAGES }>;
 ///
 /// # Safety
 /// As [`attention_flash_largest`](super::largest::attention_flash_largest); `attention_flash_convert` has run on the same parameters.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = 1, barriers = 1)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = 1, barriers = 3)]
 pub unsafe fn attention_flash_forward(params: FlashParams) {
     let t = thread_idx_x();
     let stages = Stages::new(dynamic_base() + config::BARRIERS_OFFSET);
@@ -70,6 +71,7 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
             }
         } else {
             setmaxnreg_inc::<CONSUMER_REGISTERS>();
+            Turn { warpgroup: t / 128 - 1 }.start();
             let mut consumer = Consumer { stages, queries, thread: t - 128 };
             let mut number = block_idx_x();
             while number < params.num_tiles * params.num_heads {
@@ -258,6 +260,41 @@ fn pack(scores: &Scores) -> [[u32; 4]; 8] {
     p
 }
 
+/// The two warpgroups issue their products in turn: while one's are worked on, the other computes exponentials.
+struct Turn {
+    warpgroup: u32,
+}
+
+impl Turn {
+    /// Warpgroup 0 is first.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, once, before anything else.
+    #[inline(always)]
+    unsafe fn start(&self) {
+        if self.warpgroup == 1 {
+            // SAFETY: as the caller promises.
+            unsafe { self.pass() }
+        }
+    }
+
+    /// # Safety
+    /// All threads of the warpgroup; both warpgroups take as many turns.
+    #[inline(always)]
+    unsafe fn wait(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { named_barrier(named_barrier::TURN + self.warpgroup, THREADS - 128) }
+    }
+
+    /// # Safety
+    /// All threads of the warpgroup, after [`Turn::wait`].
+    #[inline(always)]
+    unsafe fn pass(&self) {
+        // SAFETY: as the caller promises.
+        unsafe { named_barrier_arrive(named_barrier::TURN + (1 - self.warpgroup), THREADS - 128) }
+    }
+}
+
 /// A thread of a consumer warpgroup.
 struct Consumer {
     stages: Stages,
@@ -276,6 +313,7 @@ impl Consumer {
         let (warpgroup, warp, lane) = (self.thread / 128, self.thread / 32, self.thread % 32);
         let leader = self.thread % 128 == 0;
         let (queries, stages) = (&mut self.queries, &mut self.stages);
+        let turn = Turn { warpgroup };
         let slot = tile.slot(params, tile.index);
         let q = dynamic_base() + queries.stage() * TILE_BYTES + warpgroup * CHUNK_BYTES;
         // SAFETY: buffers are full when they are read and released when the products that read them are complete; accumulators are pinned
@@ -288,8 +326,10 @@ impl Consumer {
             let mut scores = column_mask(tile.len - key_tile(tile, 0) * TILE_ROWS, lane);
             queries.wait_full();
             stages.wait_full();
+            turn.wait();
             wgmma_fence();
             multiply_keys(&mut scores, q, keys(stages), 1);
+            turn.pass();
             wgmma_wait::<0>();
             pin_all(&mut scores);
             softmax.update(&mut scores);
@@ -298,9 +338,11 @@ impl Consumer {
             stages.advance();
             for _ in 1..tile.tiles_in_chunk() {
                 stages.wait_full();
+                turn.wait();
                 wgmma_fence();
                 multiply_keys(&mut scores, q, keys(stages), 0);
                 multiply_values(&mut o, &p, values(&previous));
+                turn.pass();
                 wgmma_wait::<1>();
                 pin_all(&mut scores);
                 let alpha = softmax.update(&mut scores);
