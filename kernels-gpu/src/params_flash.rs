@@ -24,7 +24,7 @@ pub struct FlashParams {
     /// fp16 `[slots, 4, 128, 64]`: Q, K, V, dA, scaled, rows past the chunk's end zero; each tile as it lies in shared memory (128-byte
     /// rows, swizzled). By `_convert`.
     pub operands: *mut u8,
-    /// fp32 `[slots, 2, 128]`: what is added to each query's logits, delta. By `_forward`.
+    /// fp32 `[slots, 2, 128]`: what is added to each query's logits, and -delta in the unit of dS / P. By `_forward`.
     pub statistics: *mut f32,
     /// fp32 `[slots, 2, 8, 128, 4]`: dQ in the unit of its products, as the threads of a warpgroup hold each half. By `_backward`.
     pub dq: *mut f32,

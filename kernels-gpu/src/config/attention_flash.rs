@@ -67,26 +67,30 @@ pub mod backward {
     pub const STAGES: u32 = 2;
     /// First stage of Q and dA, after K and V.
     pub const STAGES_OFFSET: u32 = KEY_STAGES * 2 * TILE_BYTES;
-    /// Two buffers of dS.
+    /// Stages of dS.
+    pub const DS_STAGES: u32 = 2;
+    /// First stage of dS.
     pub const DS_OFFSET: u32 = STAGES_OFFSET + STAGES * 2 * TILE_BYTES;
     /// Bytes of a tile of dS: 128 keys by 128 queries.
     pub const DS_BYTES: u32 = 2 * TILE_BYTES;
     /// Column sums of dK and dV for each consumer warp, in place of dS, after the rows on their way out.
     pub const SUMS_OFFSET: u32 = DS_OFFSET + TILE_BYTES;
     /// Both warpgroups' halves of dQ on their way out.
-    pub const DQ_OFFSET: u32 = DS_OFFSET + 2 * DS_BYTES;
+    pub const DQ_OFFSET: u32 = DS_OFFSET + DS_STAGES * DS_BYTES;
     /// Stages of statistics.
     pub const STATISTICS_OFFSET: u32 = DQ_OFFSET + 2 * DQ_HALF_BYTES;
     /// mbarriers of Q and dA.
     pub const BARRIERS_OFFSET: u32 = STATISTICS_OFFSET + STAGES * STATISTICS_BYTES;
     /// mbarriers of K and V.
     pub const KEY_BARRIERS_OFFSET: u32 = BARRIERS_OFFSET + 16 * STAGES;
+    /// mbarriers of dS.
+    pub const DS_BARRIERS_OFFSET: u32 = KEY_BARRIERS_OFFSET + 16 * KEY_STAGES;
     /// mbarriers of the halves of dQ.
-    pub const DQ_BARRIERS_OFFSET: u32 = KEY_BARRIERS_OFFSET + 16 * KEY_STAGES;
-    /// For each stage of K and V, its number.
-    pub const NUMBERS_OFFSET: u32 = DQ_BARRIERS_OFFSET + 2 * 16;
+    pub const DQ_BARRIERS_OFFSET: u32 = DS_BARRIERS_OFFSET + 16 * DS_STAGES;
+    /// For each stage of K and V, the entry and head of its tile.
+    pub const TILES_OFFSET: u32 = DQ_BARRIERS_OFFSET + 2 * 16;
     /// Dynamic shared memory of a launch.
-    pub const SHARED_BYTES: u32 = NUMBERS_OFFSET + 4 * KEY_STAGES;
+    pub const SHARED_BYTES: u32 = TILES_OFFSET + 8 * KEY_STAGES;
     const _: () = assert!(SHARED_BYTES <= 232_448);
     const _: () = assert!(DS_OFFSET.is_multiple_of(1024) && STATISTICS_OFFSET.is_multiple_of(16));
 }

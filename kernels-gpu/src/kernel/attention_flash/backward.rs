@@ -10,9 +10,9 @@
 //! Order     The tiles of keys of a chunk and head are added to a tile of dQ one after the other, counted by `params.counters`: the result
 //!           does not depend on timing. A tile waits only for those of smaller numbers, which have been taken: the smallest unfinished one
 //!           waits for nothing, so that this ends however many blocks run at a time
-//! Shared    bytes: 0 stages `[2]` of K and V, 32768 each; 65536 stages `[2]` of Q and dA, 32768 each; 131072 dS `[2][2 halves of queries]
+//! Shared    bytes: 0 stages `[2]` of K and V, 32768 each; 65536 stages `[2]` of Q and dA, 32768 each; 131072 stages `[2]` of dS, `[2 halves of queries]
 //!           [128 keys][64]`; 196608 halves of dQ, 2 x 16384; 229376 statistics `[2]`, 1024 each; 231424 mbarriers of Q and dA, `full[2]`,
-//!           `empty[2]`; 231456 of K and V; 231488 of the halves of dQ; 231520 numbers `[2]`. In place of dS at last: rows of dK and dV on
+//!           `empty[2]`; 231456 of K and V; 231488 of dS; 231520 of the halves of dQ; 231552 entry and head `[2]`. In place of dS at last: rows of dK and dV on
 //!           their way out, 2048 a warp; 147456 column sums of dK and dV, 2 x 256 a warp
 //! Registers 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg`
 //! Preconditions
@@ -21,6 +21,7 @@
 //!           column sums before, dK and dV by rounding to bf16
 use super::forward::pin_all;
 use super::pipeline::Pipeline;
+use super::turn::Turn;
 use super::{Operand, Tile, exponents, operand_tile};
 use crate::config::attention::HEAD_DIM;
 use crate::config::attention_flash::{
@@ -36,23 +37,28 @@ use crate::ptx::hopper::{
     fence_proxy_async_shared, ld_acquire, mbarrier_arrive_expect_tx, mbarrier_arrive_if, named_barrier,
     red_add_release_if, setmaxnreg_dec, setmaxnreg_inc, wgmma_commit, wgmma_fence, wgmma_wait,
 };
-use crate::ptx::memory::{lds32, lds64_f32, sts32, sts128};
+use crate::ptx::memory::{lds32, lds64_f32, sts32, sts128_if};
+use crate::ptx::sync::{again, tid_again};
 use crate::ptx::wgmma_f16::{K_MAJOR, MN_MAJOR, wgmma_n64, wgmma_n64_from_registers, wgmma_n128};
-use crate::tile::descriptor::{descriptor, k16_step};
+use crate::tile::descriptor::Block;
 use crate::tile::fragment::{
     Accumulator, Lanes, Pow2, ROWS_16_BYTES, ZERO, pack_a, pow2, scale_rows, store_bf16, store_column_sums,
     store_fragment,
 };
+use core::num::NonZero;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
 use cuda_std::thread::{sync_threads, thread_idx_x};
 
 /// A warpgroup's 64 by 128 scores: sixteen C fragments a warp.
 type Scores = [[f32; 4]; 16];
-/// K and V, and the number of their tile.
+/// K and V, and the entry and head of their tile.
 type KeyStages = Pipeline<{ config::KEY_STAGES }>;
 /// Q, dA and their statistics.
 type Stages = Pipeline<{ config::STAGES }>;
+
+/// dS: filled by both warpgroups, read by both for the next tile of queries.
+type DsStages = Pipeline<{ config::DS_STAGES }>;
 
 /// The pipelines of the block, from the start.
 #[derive(Clone, Copy)]
@@ -67,10 +73,28 @@ pub(super) fn ds_unit(e: &[i32; 4]) -> i32 {
     e[Operand::DAttn as usize] + e[Operand::V as usize] + DS_EXPONENT
 }
 
-/// The mbarriers of a half of dQ.
+/// K and V after so many tiles of keys.
 #[inline(always)]
-fn dq_half(half: u32) -> Pipeline<1> {
-    Pipeline::new(dynamic_base() + config::DQ_BARRIERS_OFFSET + 16 * half)
+fn key_stages(tiles: u32) -> KeyStages {
+    KeyStages::at(dynamic_base() + config::KEY_BARRIERS_OFFSET, tiles)
+}
+
+/// dS after so many tiles of queries.
+#[inline(always)]
+fn ds_stages(tiles: u32) -> DsStages {
+    DsStages::at(dynamic_base() + config::DS_BARRIERS_OFFSET, tiles)
+}
+
+/// Q, dA and their statistics after so many tiles of queries.
+#[inline(always)]
+fn query_stages(tiles: u32) -> Stages {
+    Stages::at(dynamic_base() + config::BARRIERS_OFFSET, tiles)
+}
+
+/// A half of dQ after so many tiles of queries.
+#[inline(always)]
+fn dq_half(half: u32, tiles: u32) -> Pipeline<1> {
+    Pipeline::at(dynamic_base() + config::DQ_BARRIERS_OFFSET + 16 * half, tiles)
 }
 
 /// See the file's head.
@@ -80,17 +104,15 @@ fn dq_half(half: u32) -> Pipeline<1> {
 #[kernel(max_threads = THREADS, min_blocks_per_sm = 1, barriers = 5)]
 pub unsafe fn attention_flash_backward(params: FlashParams) {
     let t = thread_idx_x();
-    let pipelines = Pipelines {
-        keys: KeyStages::new(dynamic_base() + config::KEY_BARRIERS_OFFSET),
-        queries: Stages::new(dynamic_base() + config::BARRIERS_OFFSET),
-    };
+    let pipelines = Pipelines { keys: key_stages(0), queries: query_stages(0) };
     // SAFETY: the roles are taken by the threads that they ask for; the mbarriers are initialised before the block barrier.
     unsafe {
         if t == 0 {
             pipelines.keys.init(1, 2);
             pipelines.queries.init(1, 2);
-            dq_half(0).init(128, 1);
-            dq_half(1).init(128, 1);
+            ds_stages(0).init(THREADS - 128, 2);
+            dq_half(0, 0).init(128, 1);
+            dq_half(1, 0).init(128, 1);
         }
         sync_threads();
         if t / 128 == 0 {
@@ -102,44 +124,42 @@ pub unsafe fn attention_flash_backward(params: FlashParams) {
             }
         } else {
             setmaxnreg_inc::<CONSUMER_REGISTERS>();
-            let mut consumer = Consumer { pipelines, thread: t - 128, dq: dq_half(t / 128 - 1) };
-            while let Some(tile) = key_tile(&params, &consumer.pipelines.keys) {
-                consumer.consume(&params, &tile);
+            let mut consumer = Consumer { key_tiles: 0, tiles: 0, turn: Turn::start(t - 128) };
+            while wait_for_tile(&params, &consumer.keys()) {
+                let gradients = consumer.consume(&params);
+                consumer.store(&params, gradients);
             }
         }
     }
 }
 
-/// Shared address of the number of the stage's tile.
+/// Shared address of the entry and head of the stage's tile.
 #[inline(always)]
-fn number(keys: &KeyStages) -> u32 {
-    dynamic_base() + config::NUMBERS_OFFSET + 4 * keys.stage()
+fn tile_words(keys: &KeyStages) -> u32 {
+    dynamic_base() + config::TILES_OFFSET + 8 * keys.stage()
 }
 
-/// Waits for K and V of the block's next tile; `None`: there is no more.
+/// Waits for K and V of the block's next tile; false: there is no more.
 ///
 /// # Safety
 /// After the block barrier.
 #[inline(always)]
-unsafe fn key_tile(params: &FlashParams, keys: &KeyStages) -> Option<Tile> {
-    // SAFETY: the number is stored before the mbarrier's phase completes.
+unsafe fn wait_for_tile(params: &FlashParams, keys: &KeyStages) -> bool {
+    // SAFETY: the words are stored before the mbarrier's phase completes.
     unsafe {
         keys.wait_full();
-        tile_of_number(params, lds32(number(keys)))
+        lds32(tile_words(keys)) < params.num_tiles
     }
 }
 
-/// The tile with this number; `None`: there are not so many.
+/// The stage's tile.
 ///
 /// # Safety
-/// The table is that of the launch.
+/// After [`wait_for_tile`], before the stage is released.
 #[inline(always)]
-unsafe fn tile_of_number(params: &FlashParams, number: u32) -> Option<Tile> {
-    if number >= params.num_tiles * params.num_heads {
-        return None;
-    }
+unsafe fn key_tile(params: &FlashParams, keys: &KeyStages) -> Tile {
     // SAFETY: the entry exists.
-    Some(unsafe { Tile::load(params, number / params.num_heads, number % params.num_heads) })
+    unsafe { Tile::load(params, lds32(tile_words(keys)), lds32(tile_words(keys) + 4)) }
 }
 
 /// For each tile that the block takes: loads K and V, then every tile of Q and dA of the chunk.
@@ -153,10 +173,16 @@ unsafe fn produce(params: &FlashParams, Pipelines { mut keys, mut queries }: Pip
     // SAFETY: the buffers are empty when they are filled, and as large as what is announced and loaded.
     unsafe {
         loop {
-            let taken = atomic_add(params.counters.wrapping_add(2 * slots), 1);
+            let number = atomic_add(params.counters.wrapping_add(2 * slots), 1);
+            let num_heads = NonZero::new_unchecked(params.num_heads);
+            let (entry, head) = (number / num_heads, number % num_heads);
             keys.wait_empty();
-            sts32(number(&keys), taken);
-            let Some(tile) = tile_of_number(params, taken) else { break };
+            sts32(tile_words(&keys), entry);
+            sts32(tile_words(&keys) + 4, head);
+            if entry >= params.num_tiles {
+                break;
+            }
+            let tile = Tile::load(params, entry, head);
             let (slot, to) = (tile.slot(params, tile.index), base + keys.stage() * 2 * TILE_BYTES);
             mbarrier_arrive_expect_tx(keys.full(), 2 * TILE_BYTES);
             bulk_load(to, operand_tile(params, slot, Operand::K).cast(), TILE_BYTES, keys.full());
@@ -186,12 +212,13 @@ unsafe fn produce(params: &FlashParams, Pipelines { mut keys, mut queries }: Pip
 /// One thread.
 #[inline(always)]
 unsafe fn add_dq(params: &FlashParams, mut keys: KeyStages, half: u32) {
-    let mut dq = dq_half(half);
+    let mut dq = dq_half(half, 0);
     let from = dynamic_base() + config::DQ_OFFSET + half * DQ_HALF_BYTES;
     // SAFETY: the half is full when it is read. The earlier key tiles have been taken, so that the wait ends; it orders their
     // additions before this one, and this one before the count. The number is read before the consumers can be done with the stage.
     unsafe {
-        while let Some(tile) = key_tile(params, &keys) {
+        while wait_for_tile(params, &keys) {
+            let tile = key_tile(params, &keys);
             for i in 0..tile.tiles_in_chunk() {
                 let slot = tile.slot(params, i);
                 let counter = params.counters.wrapping_add(2 * slot + half as usize);
@@ -223,12 +250,11 @@ unsafe fn add_dq(params: &FlashParams, mut keys: KeyStages, half: u32) {
 /// All threads of the warpgroup; both tiles are complete.
 #[inline(always)]
 unsafe fn multiply_rows(scores: &mut Scores, a: u32, b: u32, accumulate: u32) {
-    let (a, b, step) = (descriptor(a), descriptor(b), k16_step(false));
-    // SAFETY: the descriptors stay inside the tiles.
+    // SAFETY: the blocks lie in the tiles.
     unsafe {
-        wgmma_n128::<K_MAJOR, K_MAJOR>(scores, a, b, accumulate);
-        for i in 1..4 {
-            wgmma_n128::<K_MAJOR, K_MAJOR>(scores, a + i * step, b + i * step, 1);
+        for i in 0..4 {
+            let accumulate = accumulate | (i > 0) as u32;
+            wgmma_n128::<K_MAJOR, K_MAJOR>(scores, Block::new(a, false, i), Block::new(b, false, i), accumulate);
         }
     }
 }
@@ -239,226 +265,205 @@ unsafe fn multiply_rows(scores: &mut Scores, a: u32, b: u32, accumulate: u32) {
 /// As [`multiply_rows`].
 #[inline(always)]
 unsafe fn multiply_columns(sum: &mut Accumulator, a: &[[u32; 4]; 8], b: u32) {
-    let b = descriptor(b);
-    // SAFETY: the descriptors stay inside the tile.
+    // SAFETY: the blocks lie in the tile.
     unsafe {
         for i in 0..8 {
-            wgmma_n64_from_registers::<MN_MAJOR>(sum, a[i], b + i as u64 * k16_step(true));
+            wgmma_n64_from_registers::<MN_MAJOR>(sum, a[i], Block::new(b, true, i as u32));
         }
     }
 }
 
 /// A thread of a consumer warpgroup.
 struct Consumer {
-    pipelines: Pipelines,
-    /// Its warpgroup's half.
-    dq: Pipeline<1>,
-    /// Counts those of both warpgroups.
-    thread: u32,
-}
-
-/// What a consumer keeps of its tile of keys.
-struct Keys {
-    /// Shared addresses of K, and of the warpgroup's rows of K and V.
-    all_k: u32,
-    k: u32,
-    v: u32,
-    /// Shared address of the buffer of dS.
-    ds: u32,
-    /// Scores to start from in rows `g` and `g + 8`: 0, or -inf where there is no key.
-    start: [f32; 2],
-    to_logits: f32,
-    /// Factor of dP in dS.
-    unit: f32,
-    dk: Accumulator,
-    dv: Accumulator,
-}
-
-impl Keys {
-    /// Scores to start from.
-    #[inline(always)]
-    fn start(&self) -> Scores {
-        [[self.start[0], self.start[0], self.start[1], self.start[1]]; 16]
-    }
+    /// Tiles of keys so far.
+    key_tiles: u32,
+    /// Tiles of queries so far.
+    tiles: u32,
+    turn: Turn,
 }
 
 impl Consumer {
     #[inline(always)]
-    fn warpgroup(&self) -> u32 {
-        self.thread / 128
+    fn keys(&self) -> KeyStages {
+        key_stages(again(self.key_tiles))
     }
 
-    #[inline(always)]
-    fn warp(&self) -> u32 {
-        self.thread / 32
-    }
-
-    #[inline(always)]
-    fn lane(&self) -> u32 {
-        self.thread % 32
-    }
-
-    /// Whether it arrives for its warpgroup.
-    #[inline(always)]
-    fn leads(&self) -> bool {
-        self.thread % 128 == 0
-    }
-
-    /// The warpgroup's 64 keys of a tile, which is the stage's.
+    /// The warpgroup's 64 keys of a tile, which is the stage's: dK and dV in the units of their products.
     ///
     /// # Safety
     /// All threads of the warpgroup, with the others at the same tile.
     #[inline(always)]
-    unsafe fn consume(&mut self, params: &FlashParams, tile: &Tile) {
-        let base = dynamic_base();
-        let row = 16 * self.warp();
-        // SAFETY: buffers are full when they are read and released when the products that read them are complete; rows past the
-        // chunk's end are predicated off.
+    unsafe fn consume(&mut self, params: &FlashParams) -> [Accumulator; 2] {
+        let thread = tid_again() - 128;
+        let (warp, lane) = (thread / 32, thread % 32);
+        let (base, lanes) = (dynamic_base(), Lanes::new(lane));
+        let k = base + self.keys().stage() * 2 * TILE_BYTES;
+        let own_k = k + self.turn.warpgroup() * CHUNK_BYTES;
+        let own_v = own_k + TILE_BYTES;
+        // SAFETY: buffers are full when they are read and released when the products that read them are complete, that of the queries
+        // after the warpgroup's reads of the statistics; accumulators are pinned after each wait.
         unsafe {
+            let tile = key_tile(params, &self.keys());
             let e = exponents(params, tile.slot(params, tile.index));
-            let (mantissa, scale_exponent) = split_scale(params.scale);
-            let all_k = base + self.pipelines.keys.stage() * 2 * TILE_BYTES;
-            let k = all_k + self.warpgroup() * CHUNK_BYTES;
-            let mut keys = Keys {
-                all_k,
-                k,
-                v: k + TILE_BYTES,
-                ds: base + config::DS_OFFSET,
-                start: [0, 8].map(|below| {
-                    let exists = row + self.lane() / 4 + below < tile.rows_from(0);
-                    f32::from_bits(select(exists, 0, f32::NEG_INFINITY.to_bits()))
-                }),
-                to_logits: logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]),
-                unit: pow2(DS_EXPONENT - P_EXPONENT) * mantissa,
-                dk: ZERO,
-                dv: ZERO,
-            };
-            let mut scores = keys.start();
-            self.pipelines.queries.wait_full();
-            wgmma_fence();
-            multiply_rows(&mut scores, keys.k, query_rows(&self.pipelines.queries), 1);
-            wgmma_commit();
-            wgmma_wait::<0>();
-            pin_all(&mut scores);
-            for _ in 1..tile.tiles_in_chunk() {
-                self.step::<false>(&mut keys, &mut scores);
+            let to_logits = logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
+            let unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
+            let start = [0, 8].map(|below| {
+                let exists = 16 * warp + lane / 4 + below < tile.rows_from(0);
+                f32::from_bits(select(exists, 0, f32::NEG_INFINITY.to_bits()))
+            });
+            let (mut dk, mut dv) = (ZERO, ZERO);
+            for i in 0..tile.tiles_in_chunk() {
+                let queries = query_stages(self.tiles);
+                let q = query_rows(&queries);
+                let d_attn = q + TILE_BYTES;
+                let statistics = base + config::STATISTICS_OFFSET + queries.stage() * STATISTICS_BYTES + 8 * (lane % 4);
+                let mut scores = [[start[0], start[0], start[1], start[1]]; 16];
+                let mut dp = [[0f32; 4]; 16];
+                queries.wait_full();
+                wgmma_fence();
+                multiply_rows(&mut scores, own_k, q, 1);
+                wgmma_commit();
+                multiply_rows(&mut dp, own_v, d_attn, 0);
+                wgmma_commit();
+                wgmma_wait::<0>();
+                pin_all(&mut scores);
+                pin_all(&mut dp);
+                let ds_stage = ds_stages(self.tiles);
+                ds_stage.wait_empty();
+                let rows = ds_buffer(&ds_stage) + ROWS_16_BYTES * warp;
+                let (mut p, mut ds) = ([[0u32; 4]; 8], [[0u32; 4]; 8]);
+                for i in 0..8 {
+                    for j in [2 * i, 2 * i + 1] {
+                        let shift = lds64_f32(statistics + 32 * j as u32);
+                        let minus_delta = lds64_f32(statistics + 4 * TILE_ROWS + 32 * j as u32);
+                        for c in 0..4 {
+                            scores[j][c] = ex2(fma(scores[j][c], to_logits, shift[c & 1]));
+                            dp[j][c] = scores[j][c] * fma(dp[j][c], unit, minus_delta[c & 1]);
+                        }
+                    }
+                    p[i] = pack_a(&[scores[2 * i], scores[2 * i + 1]]);
+                    ds[i] = pack_a(&[dp[2 * i], dp[2 * i + 1]]);
+                    store_fragment(rows + (i as u32 / 4) * TILE_BYTES, i as u32 % 4, ds[i], lanes);
+                }
+                fence_proxy_async_shared();
+                mbarrier_arrive_if(true, ds_stage.full());
+
+                // dQ of the tile before: by now the other warpgroup has its dS, too. In the first round it is of no use.
+                let mut dq = ZERO;
+                self.turn.wait();
+                self.multiply_dq(&mut dq, k);
+                multiply_columns(&mut dv, &p, d_attn);
+                multiply_columns(&mut dk, &ds, q);
+                wgmma_commit();
+                self.turn.pass();
+                wgmma_wait::<1>();
+                self.hand_over_dq(i > 0, &mut dq);
+                wgmma_wait::<0>();
+                mbarrier_arrive_if(leads(), queries.empty());
+                self.tiles += 1;
             }
-            self.step::<true>(&mut keys, &mut scores);
-            let Keys { mut dk, mut dv, .. } = keys;
             pin_all(&mut dk);
             pin_all(&mut dv);
-            mbarrier_arrive_if(self.leads(), self.pipelines.keys.empty());
-            self.pipelines.keys.advance();
+            let mut dq = ZERO;
+            self.multiply_dq(&mut dq, k);
+            wgmma_wait::<0>();
+            self.hand_over_dq(true, &mut dq);
+            [dk, dv]
+        }
+    }
 
+    /// `dq = dS K` of the warpgroup's 64 queries of the tile before, once the group is complete.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup; K is complete.
+    #[inline(always)]
+    unsafe fn multiply_dq(&self, dq: &mut Accumulator, k: u32) {
+        let ds = ds_stages(self.tiles.wrapping_sub(1));
+        let own = ds_buffer(&ds) + self.turn.warpgroup() * TILE_BYTES;
+        // SAFETY: dS is full; the blocks lie in the tiles.
+        unsafe {
+            ds.wait_full();
+            wgmma_fence();
+            for i in 0..8 {
+                let accumulate = (i > 0) as u32;
+                wgmma_n64::<MN_MAJOR, MN_MAJOR>(dq, Block::new(own, true, i), Block::new(k, true, i), accumulate);
+            }
+            wgmma_commit();
+        }
+    }
+
+    /// Where `ok`: releases dS of the tile before and leaves `dq` for the thread that adds it.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup; the products of `dq` are complete.
+    #[inline(always)]
+    unsafe fn hand_over_dq(&self, ok: bool, dq: &mut Accumulator) {
+        let half = dq_half(self.turn.warpgroup(), self.tiles - ok as u32);
+        let at = dynamic_base() + config::DQ_OFFSET + self.turn.warpgroup() * DQ_HALF_BYTES + 16 * (tid_again() % 128);
+        // SAFETY: the half is empty.
+        unsafe {
+            pin_all(dq);
+            mbarrier_arrive_if(leads() & ok, ds_stages(self.tiles.wrapping_sub(1)).empty());
+            half.wait_empty();
+            for j in 0..8 {
+                sts128_if(ok, at + 2048 * j as u32, dq[j].map(f32::to_bits));
+            }
+            fence_proxy_async_shared();
+            mbarrier_arrive_if(ok, half.full());
+        }
+    }
+
+    /// Writes dK and dV and their column sums, and releases K and V. What it needs is read anew: the loop before has no registers for it.
+    ///
+    /// # Safety
+    /// As [`Consumer::consume`], after it.
+    #[inline(always)]
+    unsafe fn store(&mut self, params: &FlashParams, [mut dk, dv]: [Accumulator; 2]) {
+        let thread = tid_again() - 128;
+        let (warp, lane) = (thread / 32, thread % 32);
+        let base = dynamic_base();
+        // SAFETY: the stage still holds the tile's number; rows past the chunk's end are predicated off. Both warpgroups have finished the
+        // products that read dS at the first barrier, and write dS again after the last one.
+        unsafe {
+            let tile = key_tile(params, &self.keys());
+            let e = exponents(params, tile.slot(params, tile.index));
             let unscale_q = pow2(-e[Operand::Q as usize]);
             scale_rows(&mut dk, unscale_q, unscale_q);
-            let dk_factor = Pow2::new(scale_exponent - ds_unit(&e));
+            let dk_factor = Pow2::new(split_scale(params.scale).1 - ds_unit(&e));
             let dv_factor = Pow2::new(-P_EXPONENT - e[Operand::DAttn as usize]);
-            // both warpgroups have finished the products that read dS
             named_barrier(named_barrier::CONSUMERS, THREADS - 128);
+            mbarrier_arrive_if(leads(), self.keys().empty());
+            self.key_tiles += 1;
             let sums = base + config::SUMS_OFFSET;
-            store_column_sums(&dk, dk_factor, sums + 256 * self.warp(), self.lane());
-            store_column_sums(&dv, dv_factor, sums + 2048 + 256 * self.warp(), self.lane());
-            let (stage, lanes) = (base + config::DS_OFFSET + ROWS_16_BYTES * self.warp(), Lanes::new(self.lane()));
-            store_bf16(&dk, dk_factor, stage, lanes, tile.gradient_rows(params, 1, row));
-            store_bf16(&dv, dv_factor, stage, lanes, tile.gradient_rows(params, 2, row));
+            store_column_sums(&dk, dk_factor, sums + 256 * warp, lane);
+            store_column_sums(&dv, dv_factor, sums + 2048 + 256 * warp, lane);
+            let (stage, lanes) = (base + config::DS_OFFSET + ROWS_16_BYTES * warp, Lanes::new(lane));
+            store_bf16(&dk, dk_factor, stage, lanes, tile.gradient_rows(params, 1, 16 * warp));
+            store_bf16(&dv, dv_factor, stage, lanes, tile.gradient_rows(params, 2, 16 * warp));
             named_barrier(named_barrier::CONSUMERS, THREADS - 128);
-            if self.thread < 2 * HEAD_DIM {
-                let (which, column) = (self.thread / HEAD_DIM, self.thread % HEAD_DIM);
+            if thread < 2 * HEAD_DIM {
+                let (which, column) = (thread / HEAD_DIM, thread % HEAD_DIM);
                 let mut sum = 0f32;
                 for w in 0..8 {
                     sum += f32::from_bits(lds32(sums + 2048 * which + 256 * w + 4 * column));
                 }
                 *tile.bias_partial(params, 1 + which, column) = sum;
             }
-        }
-    }
-
-    /// One tile of queries, that of the stage, whose products with K are `scores`; then those of the next tile are, unless this is the last
-    /// one.
-    ///
-    /// # Safety
-    /// As [`Consumer::consume`].
-    #[inline(always)]
-    unsafe fn step<const LAST: bool>(&mut self, keys: &mut Keys, scores: &mut Scores) {
-        let queries = self.pipelines.queries;
-        let lanes = Lanes::new(self.lane());
-        let base = dynamic_base();
-        let q = query_rows(&queries);
-        let d_attn = q + TILE_BYTES;
-        let statistics = base + config::STATISTICS_OFFSET + queries.stage() * STATISTICS_BYTES + 8 * (self.lane() % 4);
-        // SAFETY: accumulators are pinned after each wait. The stage is released when the products that read it are complete, and after the
-        // barrier that follows all reads of the statistics. A buffer of dS is written again after the next tile's barrier, when
-        // both warpgroups have finished the products that read it.
-        unsafe {
-            let mut dp = [[0f32; 4]; 16];
-            wgmma_fence();
-            multiply_rows(&mut dp, keys.v, d_attn, 0);
-            wgmma_commit();
-            for j in 0..16 {
-                let shift = lds64_f32(statistics + 32 * j as u32);
-                for i in 0..4 {
-                    scores[j][i] = ex2(fma(scores[j][i], keys.to_logits, shift[i & 1]));
-                }
-            }
-            wgmma_wait::<0>();
-            pin_all(&mut dp);
-            let (mut p, mut ds) = ([[0u32; 4]; 8], [[0u32; 4]; 8]);
-            for i in 0..8 {
-                for j in [2 * i, 2 * i + 1] {
-                    let delta = lds64_f32(statistics + 4 * TILE_ROWS + 32 * j as u32);
-                    for c in 0..4 {
-                        dp[j][c] = scores[j][c] * fma(dp[j][c], keys.unit, -delta[c & 1]);
-                    }
-                }
-                p[i] = pack_a(&[scores[2 * i], scores[2 * i + 1]]);
-                ds[i] = pack_a(&[dp[2 * i], dp[2 * i + 1]]);
-                let rows = keys.ds + (i as u32 / 4) * TILE_BYTES + ROWS_16_BYTES * self.warp();
-                store_fragment(rows, i as u32 % 4, ds[i], lanes);
-            }
-            wgmma_fence();
-            multiply_columns(&mut keys.dv, &p, d_attn);
-            multiply_columns(&mut keys.dk, &ds, q);
-            wgmma_commit();
-            fence_proxy_async_shared();
             named_barrier(named_barrier::CONSUMERS, THREADS - 128);
-            let mut dq = ZERO;
-            wgmma_fence();
-            let (a, b) = (descriptor(keys.ds + self.warpgroup() * TILE_BYTES), descriptor(keys.all_k));
-            for i in 0..8 {
-                let step = i as u64 * k16_step(true);
-                wgmma_n64::<MN_MAJOR, MN_MAJOR>(&mut dq, a + step, b + step, (i > 0) as u32);
-            }
-            wgmma_commit();
-            wgmma_wait::<1>();
-            mbarrier_arrive_if(self.leads(), queries.empty());
-            self.pipelines.queries.advance();
-            if LAST {
-                wgmma_wait::<0>();
-            } else {
-                *scores = keys.start();
-                self.pipelines.queries.wait_full();
-                wgmma_fence();
-                multiply_rows(scores, keys.k, query_rows(&self.pipelines.queries), 1);
-                wgmma_commit();
-                wgmma_wait::<1>();
-            }
-            pin_all(&mut dq);
-            self.dq.wait_empty();
-            let at = base + config::DQ_OFFSET + self.warpgroup() * DQ_HALF_BYTES + 16 * (self.thread % 128);
-            for j in 0..8 {
-                sts128(at + 2048 * j as u32, dq[j].map(f32::to_bits));
-            }
-            fence_proxy_async_shared();
-            mbarrier_arrive_if(true, self.dq.full());
-            self.dq.advance();
-            if !LAST {
-                wgmma_wait::<0>();
-                pin_all(scores);
-            }
-            keys.ds = 2 * (base + config::DS_OFFSET) + config::DS_BYTES - keys.ds;
         }
     }
+}
+
+/// Whether this thread arrives for its warpgroup.
+#[inline(always)]
+fn leads() -> bool {
+    tid_again() % 128 == 0
+}
+
+/// Shared address of dS in the stage.
+#[inline(always)]
+fn ds_buffer(ds: &DsStages) -> u32 {
+    dynamic_base() + config::DS_OFFSET + ds.stage() * config::DS_BYTES
 }
 
 /// Shared address of Q in the stage; dA is the next tile.

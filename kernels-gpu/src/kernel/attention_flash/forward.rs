@@ -13,25 +13,26 @@
 //! Rounding  p = 2^15 exp(logit - m) to fp16, m a power of two that is at most twice the running maximum of the exponentials: rescaling is
 //!           exact. rowsum(p) from the unrounded fp32 values. delta from the unrounded O and dA as rounded to fp16
 use super::pipeline::Pipeline;
+use super::turn::Turn;
 use super::{Operand, Tile, exponents, operand_tile};
 use crate::config::attention_flash::{
     CONSUMER_REGISTERS, PRODUCER_REGISTERS, STATISTICS_FLOATS, THREADS, TILE_BYTES, TILE_ROWS, forward as config,
-    named_barrier,
 };
 use crate::config::wgmma::CHUNK_BYTES;
 use crate::kernel::attention_math::{DS_EXPONENT, P_EXPONENT, logit_factor, split_scale};
 use crate::params::FlashParams;
 use crate::ptx::convert::{ceil, ex2, f16x2_to_f32, fma, lg2, rcp, select};
 use crate::ptx::hopper::{
-    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, named_barrier, named_barrier_arrive, pin, setmaxnreg_dec,
-    setmaxnreg_inc, wgmma_commit, wgmma_fence, wgmma_wait,
+    bulk_load, mbarrier_arrive_expect_tx, mbarrier_arrive_if, pin, setmaxnreg_dec, setmaxnreg_inc, wgmma_commit,
+    wgmma_fence, wgmma_wait,
 };
 use crate::ptx::memory::stg32_if;
 use crate::ptx::sync::shfl_xor;
 use crate::ptx::wgmma_f16::{K_MAJOR, MN_MAJOR, wgmma_n64_from_registers, wgmma_n128};
-use crate::tile::descriptor::{descriptor, k16_step};
+use crate::tile::descriptor::Block;
 use crate::tile::fragment::{Accumulator, Lanes, Pow2, ROWS_16_BYTES, ZERO, pack_a, pow2, scale_rows, store_bf16};
 use crate::tile::layout::swizzle_128b;
+use core::num::NonZero;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
 use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
@@ -71,8 +72,8 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
             }
         } else {
             setmaxnreg_inc::<CONSUMER_REGISTERS>();
-            Turn { warpgroup: t / 128 - 1 }.start();
-            let mut consumer = Consumer { stages, queries, thread: t - 128 };
+            let turn = Turn::start(t - 128);
+            let mut consumer = Consumer { stages, queries, turn, thread: t - 128 };
             let mut number = block_idx_x();
             while number < params.num_tiles * params.num_heads {
                 consumer.consume(&params, &query_tile(&params, number));
@@ -89,7 +90,10 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
 #[inline(always)]
 unsafe fn query_tile(params: &FlashParams, number: u32) -> Tile {
     // SAFETY: as the caller promises.
-    unsafe { Tile::load(params, number % params.num_tiles, number / params.num_tiles) }
+    unsafe {
+        let num_tiles = NonZero::new_unchecked(params.num_tiles);
+        Tile::load(params, number % num_tiles, number / num_tiles)
+    }
 }
 
 /// Key tile number `i` in the order of the loop: the chunk's last, then 0, 1, ..
@@ -211,12 +215,11 @@ impl Softmax {
 /// All threads of the warpgroup; both tiles are complete.
 #[inline(always)]
 unsafe fn multiply_keys(scores: &mut Scores, q: u32, k: u32, accumulate: u32) {
-    let (q, k, step) = (descriptor(q), descriptor(k), k16_step(false));
-    // SAFETY: the descriptors stay inside the tiles.
+    // SAFETY: the blocks lie in the tiles.
     unsafe {
-        wgmma_n128::<K_MAJOR, K_MAJOR>(scores, q, k, accumulate);
-        for i in 1..4 {
-            wgmma_n128::<K_MAJOR, K_MAJOR>(scores, q + i * step, k + i * step, 1);
+        for i in 0..4 {
+            let accumulate = accumulate | (i > 0) as u32;
+            wgmma_n128::<K_MAJOR, K_MAJOR>(scores, Block::new(q, false, i), Block::new(k, false, i), accumulate);
         }
         wgmma_commit();
     }
@@ -228,11 +231,10 @@ unsafe fn multiply_keys(scores: &mut Scores, q: u32, k: u32, accumulate: u32) {
 /// As [`multiply_keys`].
 #[inline(always)]
 unsafe fn multiply_values(o: &mut Accumulator, p: &[[u32; 4]; 8], v: u32) {
-    let v = descriptor(v);
-    // SAFETY: the descriptors stay inside the tile.
+    // SAFETY: the blocks lie in the tile.
     unsafe {
         for i in 0..8 {
-            wgmma_n64_from_registers::<MN_MAJOR>(o, p[i], v + i as u64 * k16_step(true));
+            wgmma_n64_from_registers::<MN_MAJOR>(o, p[i], Block::new(v, true, i as u32));
         }
         wgmma_commit();
     }
@@ -260,45 +262,11 @@ fn pack(scores: &Scores) -> [[u32; 4]; 8] {
     p
 }
 
-/// The two warpgroups issue their products in turn: while one's are worked on, the other computes exponentials.
-struct Turn {
-    warpgroup: u32,
-}
-
-impl Turn {
-    /// Warpgroup 0 is first.
-    ///
-    /// # Safety
-    /// All threads of the warpgroup, once, before anything else.
-    #[inline(always)]
-    unsafe fn start(&self) {
-        if self.warpgroup == 1 {
-            // SAFETY: as the caller promises.
-            unsafe { self.pass() }
-        }
-    }
-
-    /// # Safety
-    /// All threads of the warpgroup; both warpgroups take as many turns.
-    #[inline(always)]
-    unsafe fn wait(&self) {
-        // SAFETY: as the caller promises.
-        unsafe { named_barrier(named_barrier::TURN + self.warpgroup, THREADS - 128) }
-    }
-
-    /// # Safety
-    /// All threads of the warpgroup, after [`Turn::wait`].
-    #[inline(always)]
-    unsafe fn pass(&self) {
-        // SAFETY: as the caller promises.
-        unsafe { named_barrier_arrive(named_barrier::TURN + (1 - self.warpgroup), THREADS - 128) }
-    }
-}
-
 /// A thread of a consumer warpgroup.
 struct Consumer {
     stages: Stages,
     queries: QueryStages,
+    turn: Turn,
     /// Counts those of both warpgroups.
     thread: u32,
 }
@@ -310,10 +278,10 @@ impl Consumer {
     /// All threads of the warpgroup, with the producer at the same tile.
     #[inline(always)]
     unsafe fn consume(&mut self, params: &FlashParams, tile: &Tile) {
-        let (warpgroup, warp, lane) = (self.thread / 128, self.thread / 32, self.thread % 32);
+        let (warpgroup, warp, lane) = (self.turn.warpgroup(), self.thread / 32, self.thread % 32);
         let leader = self.thread % 128 == 0;
         let (queries, stages) = (&mut self.queries, &mut self.stages);
-        let turn = Turn { warpgroup };
+        let turn = self.turn;
         let slot = tile.slot(params, tile.index);
         let q = dynamic_base() + queries.stage() * TILE_BYTES + warpgroup * CHUNK_BYTES;
         // SAFETY: buffers are full when they are read and released when the products that read them are complete; accumulators are pinned
@@ -388,7 +356,7 @@ unsafe fn store_statistics(
     let slot = tile.slot(params, tile.index);
     let d_attn = operand_tile(params, slot, Operand::DAttn).wrapping_add((ROWS_16_BYTES * warp) as usize);
     let statistics = params.statistics.wrapping_add(slot * STATISTICS_FLOATS as usize);
-    let delta_unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
+    let delta_unit = -pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
     // SAFETY: the rows of the slot are the warp's own.
     unsafe {
         let delta = delta(o, d_attn, lane);
@@ -399,8 +367,8 @@ unsafe fn store_statistics(
             let at = statistics.wrapping_add(row as usize) as *mut u8;
             let writes = lane % 4 == 0;
             stg32_if(writes, at, select(exists, shift.to_bits(), f32::NEG_INFINITY.to_bits()));
-            let delta = select(exists, (delta[r] * delta_unit).to_bits(), 0);
-            stg32_if(writes, at.wrapping_add(4 * TILE_ROWS as usize), delta);
+            let minus_delta = select(exists, (delta[r] * delta_unit).to_bits(), 0);
+            stg32_if(writes, at.wrapping_add(4 * TILE_ROWS as usize), minus_delta);
         }
     }
 }

@@ -22,6 +22,7 @@ mod dq;
 mod forward;
 mod largest;
 mod pipeline;
+mod turn;
 
 /// An operand tile of a slot.
 #[derive(Clone, Copy)]

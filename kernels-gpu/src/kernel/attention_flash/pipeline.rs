@@ -17,6 +17,13 @@ impl<const STAGES: u32> Pipeline<STAGES> {
         Pipeline { barriers, stage: 0, parity: 0 }
     }
 
+    /// The same ring after `buffers` buffers. At -1 (wrapping) it is one behind the start, and [`Pipeline::wait_full`] does not wait.
+    #[inline(always)]
+    pub fn at(barriers: u32, buffers: u32) -> Self {
+        const { assert!(STAGES.is_power_of_two()) };
+        Pipeline { barriers, stage: buffers % STAGES, parity: (buffers / STAGES) & 1 }
+    }
+
     /// Initialises the mbarriers for so many arrivals of fillers and of readers at each buffer.
     ///
     /// # Safety
