@@ -1,4 +1,4 @@
-//! A simulated GPU with the project's portable kernels, for tests where there is none.
+//! A simulated GPU with the project's portable kernels, or with the Hopper module's attention kernels, for tests where there is none.
 //!
 //! The PTX is the text that the library carries; [`ptx_sim`] runs it, and a kernel that races, diverges, or touches what it must not is
 //! a panic that names the instruction. Every tensor is an allocation of its own and of its exact size, so that any access beyond it is
@@ -18,9 +18,20 @@ use ndarray::{Array, Array2, Dimension, IntoDimension, s};
 use ptx_sim::{Element, Memory, Module, Stats};
 pub use ptx_sim::{Options, Size};
 
-static MODULE: LazyLock<Option<Module>> = LazyLock::new(|| {
+static PORTABLE: LazyLock<Option<Module>> = LazyLock::new(|| {
     let text = ptx::PORTABLE.ptx?;
     Some(Module::parse(text).unwrap_or_else(|error| panic!("the portable module: {error}")))
+});
+
+/// The other entries of the Hopper module need tensor maps, which are not simulated.
+static HOPPER_ATTENTION: LazyLock<Option<Module>> = LazyLock::new(|| {
+    const ENTRY: &str = ".visible .entry ";
+    let mut pieces = ptx::HOPPER.ptx?.split(ENTRY);
+    let mut text = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces.filter(|piece| piece.starts_with("attention_")) {
+        text.extend([ENTRY, piece]);
+    }
+    Some(Module::parse(&text).unwrap_or_else(|error| panic!("the Hopper module: {error}")))
 });
 
 /// Tests of this process that found no PTX, by name.
@@ -35,7 +46,16 @@ pub struct Simulator {
 impl Simulator {
     /// `None` if this build carries no PTX: the test is then counted as skipped, on stderr even when the harness captures output.
     pub fn new() -> Option<Simulator> {
-        if let Some(module) = MODULE.as_ref() {
+        Self::with(&PORTABLE)
+    }
+
+    /// The same with the attention kernels of the Hopper module.
+    pub fn hopper() -> Option<Simulator> {
+        Self::with(&HOPPER_ATTENTION)
+    }
+
+    fn with(module: &'static LazyLock<Option<Module>>) -> Option<Simulator> {
+        if let Some(module) = module.as_ref() {
             return Some(Simulator { module, memory: Memory::new() });
         }
         let test = std::thread::current().name().unwrap_or("a test").to_owned();

@@ -1,12 +1,13 @@
 //! The attention kernels and the column sums of operation A on the simulated GPU, and all of operation A's launches together.
 
 use attn_backward::compare::{MaxAtol, Tolerance};
+use attn_backward::gpu::ModuleKind;
 use attn_backward::suite::audio_inputs;
 use attn_backward::{CuSeqlens, Target, audio, random};
 use attn_backward_kernels::config::attention as config;
 use attn_backward_tests::assertions::{LIKE_AUDIO_SUITE, assert_matches, bits};
 use attn_backward_tests::simulated::audio::{
-    Attention, AttentionInputs, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward,
+    Attention, AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward,
     launch_column_sums, launch_sum_partials,
 };
 use attn_backward_tests::simulated::{Simulator, columns};
@@ -32,7 +33,8 @@ fn inputs(seed: u64, num_heads: usize, cu_seqlens: CuSeqlens) -> AttentionInputs
 }
 
 fn run(inputs: &AttentionInputs, target: &Target) -> Option<Attention<bf16, f32>> {
-    Simulator::new().map(|mut gpu| attention(&mut gpu, inputs, target))
+    let gpu = if target.module == ModuleKind::Hopper { Simulator::hopper() } else { Simulator::new() };
+    gpu.map(|mut gpu| attention(&mut gpu, inputs, target))
 }
 
 /// The output of the chunks alone, and their column sums, are those of `chunks` of `outputs`' chunks, in this order.
@@ -126,6 +128,20 @@ fn short_kernels_equal_the_reference_for_chunk_lengths_around_tiles() {
             let Some(outputs) = run(&inputs, &TARGET) else { return };
             assert_accurate(&outputs, &inputs, &TARGET);
         }
+    }
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_equal_the_reference() {
+    for (seed, num_heads, chunk_lens, scale) in
+        [(2, 1, &[300][..], 0.125), (3, 2, &[129, 257, 40, 384, 128], 0.25), (4, 1, &[200, 1, 513], 0.125)]
+    {
+        let mut inputs = inputs(seed, num_heads, cu_seqlens_of(chunk_lens, 3));
+        inputs.scale = scale;
+        let tiles = audio::AttentionTiles::new(&inputs.cu_seqlens, num_heads, &HOPPER);
+        assert!(tiles.flash && !tiles.long.is_empty());
+        let Some(outputs) = run(&inputs, &HOPPER) else { return };
+        assert_accurate(&outputs, &inputs, &HOPPER);
     }
 }
 

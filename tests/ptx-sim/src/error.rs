@@ -102,6 +102,14 @@ impl std::fmt::Display for Thread {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
+    /// An mbarrier that is not used as it must be.
+    #[error("the mbarrier at {address:#x} must be {rule}")]
+    Mbarrier {
+        /// Its shared address.
+        address: u64,
+        /// What must hold.
+        rule: &'static str,
+    },
     /// An access that is not inside one allocation.
     #[error("{bytes} bytes at {space} address {address:#x} are out of bounds")]
     OutOfBounds {

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::error::{Cause, Fault, LaneFault};
+use crate::hopper::WARPGROUP_BARRIER;
 use crate::module::{Entry, Module};
 use crate::op::Special;
 use crate::shared::{Clocks, MAX_WARPS, SHARED_BASE, Shared};
@@ -20,8 +21,8 @@ const WARP_TURN: u64 = 1 << 14;
 const BLOCK_TURN: u32 = 8;
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
-/// Named barriers of a block.
-const BARRIERS: usize = 16;
+/// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
+const BARRIERS: usize = WARPGROUP_BARRIER as usize + MAX_WARPS / 4;
 
 /// What a launch checks.
 #[derive(Clone, Copy, Debug)]

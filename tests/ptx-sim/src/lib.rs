@@ -13,7 +13,8 @@
 //! * endless loops.
 //!
 //! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,
-//! calls, textures, and what needs Hopper (`wgmma`, TMA, `mbarrier`, clusters). [`Module::parse`] refuses what it does not know.
+//! calls, textures, tensor maps (TMA), clusters. Of Hopper's instructions there are mbarriers, bulk copies and fp16 `wgmma`. [`Module::parse`] refuses what
+//! it does not know.
 //!
 //! ```
 //! use ptx_sim::{Memory, Module};
@@ -69,6 +70,7 @@ mod body;
 mod convert;
 mod decode;
 mod error;
+mod hopper;
 mod launch;
 mod lex;
 mod memory;

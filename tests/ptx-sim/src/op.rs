@@ -5,6 +5,7 @@
 //! and special registers are registers that are filled before the warp starts. Arithmetic is a pointer to a function over all 32 lanes.
 
 use crate::error::Space;
+use crate::hopper::Hopper;
 
 /// One value a lane, 32 bits.
 pub(crate) type Words = [u32; 32];
@@ -327,6 +328,7 @@ pub(crate) enum Op {
         a: Reg,
     },
     Mma(Box<Mma>),
+    Hopper(Box<Hopper>),
     Shuffle(Box<Shuffle>),
     Reduce {
         f: fn(&Words) -> u32,
@@ -374,6 +376,9 @@ pub(crate) enum Op {
 impl Op {
     /// Whether the whole warp must execute it together.
     pub fn is_collective(&self) -> bool {
+        if let Op::Hopper(hopper) = self {
+            return matches!(**hopper, Hopper::Wgmma(_) | Hopper::WgmmaCommit | Hopper::WgmmaWait { .. });
+        }
         matches!(
             self,
             Op::Matrix(_)

@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Cause, Space};
+use crate::hopper::Mbarriers;
 
 /// Shared addresses start here: the first KiB belongs to the system on recent GPUs, and a null address should fault.
 pub(crate) const SHARED_BASE: u64 = 1024;
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     clocks: Vec<Clocks>,
     /// What releases at a word made known.
     released: HashMap<u32, Clocks>,
+    pub mbarriers: Mbarriers,
 }
 
 fn join(into: &mut Clocks, from: &Clocks) {
@@ -80,6 +82,7 @@ impl Shared {
             time: 0,
             clocks: vec![[0; MAX_WARPS]; warps],
             released: HashMap::new(),
+            mbarriers: Mbarriers::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::access::Copy;
 use crate::error::{Cause, LaneFault};
+use crate::hopper::{Hopper, IssuedStore, IssuedWgmma, WARPGROUP_BARRIER};
 use crate::launch::Stats;
 use crate::memory::Memory;
 use crate::op::{
@@ -55,6 +56,10 @@ pub(crate) struct Warp {
     others: Vec<Group>,
     pub copies: Vec<Copy>,
     pub commits: Words,
+    pub wgmmas: Vec<IssuedWgmma>,
+    /// Groups of wgmmas that were committed.
+    pub wgmma_groups: u32,
+    pub stores: Vec<IssuedStore>,
 }
 
 impl Warp {
@@ -92,6 +97,9 @@ impl Warp {
             others: Vec::new(),
             copies: Vec::new(),
             commits: [0; 32],
+            wgmmas: Vec::new(),
+            wgmma_groups: 0,
+            stores: Vec::new(),
         }
     }
 
@@ -101,7 +109,7 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn predicate(&self, p: Predicate) -> u32 {
+    pub fn predicate(&self, p: Predicate) -> u32 {
         self.predicates[p.index as usize] ^ if p.negated { FULL } else { 0 }
     }
 
@@ -130,7 +138,7 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn put_predicate(&mut self, d: Reg, values: u32, mask: u32) {
+    pub fn put_predicate(&mut self, d: Reg, values: u32, mask: u32) {
         let place = &mut self.predicates[d as usize];
         *place = *place & !mask | values & mask;
     }
@@ -272,6 +280,21 @@ impl Warp {
                         self.reschedule();
                     }
                     return Ok(Event::Paused);
+                }
+                Op::Hopper(op) if mask != 0 => {
+                    let goes_on = self.hopper(env, op, mask)?;
+                    if !goes_on {
+                        self.pc += 1;
+                        if self.pc >= self.merge_pc {
+                            self.reschedule();
+                        }
+                        return Ok(Event::Paused);
+                    }
+                    if let Hopper::WgmmaWait { .. } = **op {
+                        self.pc += 1;
+                        let id = WARPGROUP_BARRIER + self.index as u32 / 4;
+                        return Ok(Event::Barrier { id, threads: Some(128), wait: true });
+                    }
                 }
                 op if mask != 0 => self.execute(env, op, mask)?,
                 _ => {}
@@ -435,7 +458,12 @@ impl Warp {
             Op::Trap => return Err(Cause::Trap.on(mask.trailing_zeros() as usize)),
             Op::Nop => {}
             // Control flow, which `run` executes.
-            Op::Branch { .. } | Op::BranchIndexed { .. } | Op::Exit | Op::BlockBarrier { .. } | Op::Yield => {}
+            Op::Branch { .. }
+            | Op::BranchIndexed { .. }
+            | Op::Exit
+            | Op::BlockBarrier { .. }
+            | Op::Yield
+            | Op::Hopper(_) => {}
         }
         Ok(())
     }

@@ -4,8 +4,10 @@ use attn_backward::audio::{AttentionTiles, Gradients, HEAD_DIM, Inputs, Plan, Sh
 use attn_backward::gemm::{Operands, ProductTensors};
 use attn_backward::gpu::ModuleKind;
 use attn_backward::{CuSeqlens, Target};
-use attn_backward_kernels::config::attention as config;
-use attn_backward_kernels::params::{AttentionParams, AttentionTile, ColumnSumsParams, PartialSum, SumPartialsParams};
+use attn_backward_kernels::config::{attention as config, attention_flash as flash};
+use attn_backward_kernels::params::{
+    AttentionParams, AttentionTile, ColumnSumsParams, FlashParams, PartialSum, SumPartialsParams,
+};
 use half::bf16;
 use ndarray::{Array1, Array2, Array4, Axis, concatenate, s};
 
@@ -16,6 +18,12 @@ pub const TARGET: Target = Target { module: ModuleKind::Portable, num_sms: 132, 
 
 /// A machine whose blocks have too little shared memory for the short kernels.
 pub const LONG_KERNELS_ONLY: Target = Target { max_shared_bytes: 0, ..TARGET };
+
+/// An H200.
+pub const HOPPER: Target = Target { module: ModuleKind::Hopper, ..TARGET };
+
+/// Blocks of the persistent kernels for long chunks, fewer than tiles.
+const FLASH_BLOCKS: u32 = 3;
 
 /// Addresses of what the attention kernels read and write, as in [`AttentionParams`].
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +64,49 @@ fn launch_attention(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, 
         let entry = format!("attention_short_{}", config::short_rows(row_tiles));
         launch(&entry, &tiles.short, config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
     }
-    if !tiles.long.is_empty() {
+    if tiles.flash {
+        launch_flash(gpu, shape, tiles, tensors);
+    } else if !tiles.long.is_empty() {
         launch("attention_long_q", &tiles.long, config::LONG_THREADS, config::LONG_Q_SHARED_BYTES);
         launch("attention_long_k", &tiles.long, config::LONG_THREADS, config::LONG_K_SHARED_BYTES);
+    }
+}
+
+/// The Hopper kernels for long chunks.
+fn launch_flash(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, tensors: AttentionTensors) {
+    let words: Array1<u32> = tiles.long.iter().flat_map(|t| [t.start, t.len, t.first, t.bias_row]).collect();
+    let (num_tiles, num_heads) = (tiles.long.len() as u32, shape.num_heads as u32);
+    let slots = (num_tiles * num_heads) as usize;
+    let mut slots_of = |bytes: u32| gpu.output(slots * bytes as usize);
+    let params = FlashParams {
+        query_states: tensors.query_states as *const u8,
+        key_states: tensors.key_states as *const u8,
+        value_states: tensors.value_states as *const u8,
+        d_attn: tensors.d_attn as *const u8,
+        largest: slots_of(16) as *mut u32,
+        exponents: slots_of(16) as *mut i32,
+        operands: slots_of(flash::OPERANDS * flash::TILE_BYTES) as *mut u8,
+        statistics: slots_of(flash::STATISTICS_BYTES) as *mut f32,
+        dq: slots_of(4 * flash::DQ_FLOATS) as *mut f32,
+        counters: gpu.output(8 * slots + 4) as *mut u32,
+        tiles: gpu.upload(&words) as *const AttentionTile,
+        o: tensors.o as *mut u8,
+        dqkv: tensors.dqkv as *mut u8,
+        bias_partials: tensors.bias_partials as *mut f32,
+        total_seq_len: shape.total_seq_len as u32,
+        num_heads,
+        num_tiles,
+        scale: shape.scale,
+    };
+    let (a_block_a_slot, a_few_blocks) = ([num_tiles, num_heads, 1], [FLASH_BLOCKS, 1, 1]);
+    for (entry, grid, block, shared_bytes) in [
+        ("attention_flash_largest", a_block_a_slot, flash::ROWS_THREADS, flash::LARGEST_SHARED_BYTES),
+        ("attention_flash_convert", a_block_a_slot, flash::ROWS_THREADS, flash::LARGEST_SHARED_BYTES),
+        ("attention_flash_forward", a_few_blocks, flash::THREADS, flash::forward::SHARED_BYTES),
+        ("attention_flash_backward", a_few_blocks, flash::THREADS, flash::backward::SHARED_BYTES),
+        ("attention_flash_dq", a_block_a_slot, flash::ROWS_THREADS, flash::DQ_SHARED_BYTES),
+    ] {
+        gpu.launch(entry, Size { grid, block, shared_bytes: shared_bytes as usize }, &params);
     }
 }
 
@@ -136,7 +184,7 @@ pub fn attention(gpu: &mut Simulator, inputs: &AttentionInputs, target: &Target)
     let shape = inputs.shape();
     let tiles = AttentionTiles::new(&inputs.cu_seqlens, shape.num_heads, target);
     let (rows, d_model) = (shape.total_seq_len, shape.d_model());
-    let stats_rows = if tiles.long.is_empty() { 0 } else { shape.num_heads * rows };
+    let stats_rows = if tiles.long.is_empty() || tiles.flash { 0 } else { shape.num_heads * rows };
     let tensors = AttentionTensors {
         query_states: gpu.upload(&inputs.query_states),
         key_states: gpu.upload(&inputs.key_states),
@@ -192,7 +240,8 @@ pub fn attention_reference(inputs: &AttentionInputs, target: &Target) -> Attenti
     let tiles = AttentionTiles::new(&inputs.cu_seqlens, shape.num_heads, target);
     let mut sums = Array2::zeros((tiles.bias_rows, 3 * d_model));
     let short = tiles.short.iter().map(|tile| (tile, tile.len));
-    let long = tiles.long.iter().map(|tile| (tile, config::LONG_TILE_ROWS));
+    let long_rows = if tiles.flash { flash::TILE_ROWS } else { config::LONG_TILE_ROWS };
+    let long = tiles.long.iter().map(|tile| (tile, long_rows));
     for (tile, rows) in short.chain(long) {
         let (first, end) = (tile.start + tile.first, tile.start + tile.len.min(tile.first + rows));
         let sum = dqkv.slice(s![first as usize..end as usize, ..]).sum_axis(Axis(0));

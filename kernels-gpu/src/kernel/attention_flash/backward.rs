@@ -79,7 +79,7 @@ fn key_stages(tiles: u32) -> KeyStages {
     KeyStages::at(dynamic_base() + config::KEY_BARRIERS_OFFSET, tiles)
 }
 
-/// dS after so many tiles of queries.
+/// dS of the tile before, after so many tiles of queries; one more: dS of the tile.
 #[inline(always)]
 fn ds_stages(tiles: u32) -> DsStages {
     DsStages::at(dynamic_base() + config::DS_BARRIERS_OFFSET, tiles)
@@ -124,12 +124,30 @@ pub unsafe fn attention_flash_backward(params: FlashParams) {
             }
         } else {
             setmaxnreg_inc::<CONSUMER_REGISTERS>();
+            fill_first_ds(t - 128);
             let mut consumer = Consumer { key_tiles: 0, tiles: 0, turn: Turn::start(t - 128) };
             while wait_for_tile(&params, &consumer.keys()) {
                 let gradients = consumer.consume(&params);
                 consumer.store(&params, gradients);
             }
         }
+    }
+}
+
+/// Fills the first buffer of dS with zeros: the first round takes them for the dS of a tile before.
+///
+/// # Safety
+/// All threads of both consumer warpgroups, counted by `thread`, before anything else.
+#[inline(always)]
+unsafe fn fill_first_ds(thread: u32) {
+    let first = ds_stages(0);
+    // SAFETY: the threads' pieces are different ones of the buffer, which is empty.
+    unsafe {
+        for i in 0..config::DS_BYTES / (16 * (THREADS - 128)) {
+            sts128_if(true, ds_buffer(&first) + 16 * (thread + i * (THREADS - 128)), [0; 4]);
+        }
+        fence_proxy_async_shared();
+        mbarrier_arrive_if(true, first.full());
     }
 }
 
@@ -328,7 +346,7 @@ impl Consumer {
                 wgmma_wait::<0>();
                 pin_all(&mut scores);
                 pin_all(&mut dp);
-                let ds_stage = ds_stages(self.tiles);
+                let ds_stage = ds_stages(self.tiles + 1);
                 ds_stage.wait_empty();
                 let rows = ds_buffer(&ds_stage) + ROWS_16_BYTES * warp;
                 let (mut p, mut ds) = ([[0u32; 4]; 8], [[0u32; 4]; 8]);
@@ -348,7 +366,8 @@ impl Consumer {
                 fence_proxy_async_shared();
                 mbarrier_arrive_if(true, ds_stage.full());
 
-                // dQ of the tile before: by now the other warpgroup has its dS, too. In the first round it is of no use.
+                // dQ of the tile before: by now the other warpgroup has its dS, too. In the first round it is of no use, and releases
+                // the buffer that was read after the last one.
                 let mut dq = ZERO;
                 self.turn.wait();
                 self.multiply_dq(&mut dq, k);
@@ -357,6 +376,7 @@ impl Consumer {
                 wgmma_commit();
                 self.turn.pass();
                 wgmma_wait::<1>();
+                mbarrier_arrive_if(leads(), ds_stages(self.tiles).empty());
                 self.hand_over_dq(i > 0, &mut dq);
                 wgmma_wait::<0>();
                 mbarrier_arrive_if(leads(), queries.empty());
@@ -378,7 +398,7 @@ impl Consumer {
     /// All threads of the warpgroup; K is complete.
     #[inline(always)]
     unsafe fn multiply_dq(&self, dq: &mut Accumulator, k: u32) {
-        let ds = ds_stages(self.tiles.wrapping_sub(1));
+        let ds = ds_stages(self.tiles);
         let own = ds_buffer(&ds) + self.turn.warpgroup() * TILE_BYTES;
         // SAFETY: dS is full; the blocks lie in the tiles.
         unsafe {
@@ -392,7 +412,7 @@ impl Consumer {
         }
     }
 
-    /// Where `ok`: releases dS of the tile before and leaves `dq` for the thread that adds it.
+    /// Where `ok`: leaves `dq` for the thread that adds it.
     ///
     /// # Safety
     /// All threads of the warpgroup; the products of `dq` are complete.
@@ -403,7 +423,6 @@ impl Consumer {
         // SAFETY: the half is empty.
         unsafe {
             pin_all(dq);
-            mbarrier_arrive_if(leads() & ok, ds_stages(self.tiles.wrapping_sub(1)).empty());
             half.wait_empty();
             for j in 0..8 {
                 sts128_if(ok, at + 2048 * j as u32, dq[j].map(f32::to_bits));

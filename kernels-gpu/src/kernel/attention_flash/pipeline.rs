@@ -17,7 +17,7 @@ impl<const STAGES: u32> Pipeline<STAGES> {
         Pipeline { barriers, stage: 0, parity: 0 }
     }
 
-    /// The same ring after `buffers` buffers. At -1 (wrapping) it is one behind the start, and [`Pipeline::wait_full`] does not wait.
+    /// The same ring after `buffers` buffers.
     #[inline(always)]
     pub fn at(barriers: u32, buffers: u32) -> Self {
         const { assert!(STAGES.is_power_of_two()) };

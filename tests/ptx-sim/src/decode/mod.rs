@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod collective;
+mod hopper;
 mod logic;
 mod memory;
 mod movement;
@@ -70,6 +71,9 @@ pub(crate) fn statement<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> R
         "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "shf" | "bfe" | "bfi" | "bfind" | "popc" | "clz"
         | "brev" | "prmt" | "lop3" | "setp" | "selp" | "slct" | "testp" => logic::decode(body, st),
         "mov" | "cvt" | "cvta" | "isspacep" => movement::decode(body, st),
+        "mbarrier" | "wgmma" | "setmaxnreg" => hopper::decode(body, st),
+        "cp" if st.modifiers.contains(&"bulk") => hopper::decode(body, st),
+        "fence" if matches!(st.modifiers.first(), Some(&("proxy" | "mbarrier_init"))) => hopper::fence(body, st),
         "ld" | "st" | "ldu" | "atom" | "red" | "cp" | "membar" | "fence" => memory::decode(body, st),
         "bar" | "barrier" | "shfl" | "redux" | "vote" | "activemask" | "ldmatrix" | "stmatrix" | "movmatrix"
         | "mma" => collective::decode(body, st),

@@ -1,0 +1,136 @@
+//! Hopper's instructions: mbarriers, bulk copies, wgmma.
+
+use super::{done, unknown};
+use crate::Error;
+use crate::body::{Body, Operand, Statement, integer};
+use crate::hopper::{Hopper, Left, Wgmma};
+use crate::op::{Op, Reg};
+
+/// Decodes one of the instructions that [`super::statement`] sends here.
+pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(), Error> {
+    let op = match (st.name, &st.modifiers[..]) {
+        ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => None,
+        ("mbarrier", _) => Some(mbarrier(body, &st)?),
+        ("cp", _) => bulk_copy(body, &st)?,
+        ("wgmma", ["fence", "sync", "aligned"]) => None,
+        ("wgmma", ["commit_group", "sync", "aligned"]) => Some(Hopper::WgmmaCommit),
+        ("wgmma", ["wait_group", "sync", "aligned"]) => {
+            Some(Hopper::WgmmaWait { pending: literal(body, &st.operands[0])? })
+        }
+        ("wgmma", ["mma_async", "sync", "aligned", shape, "f32", "f16", "f16"]) => {
+            Some(Hopper::Wgmma(wgmma(body, &st, shape)?))
+        }
+        _ => return Err(unknown(body, &st)),
+    };
+    body.emit(op.map_or(Op::Nop, |op| Op::Hopper(Box::new(op))));
+    Ok(())
+}
+
+fn literal(body: &Body<'_, '_>, operand: &Operand<'_>) -> Result<u32, Error> {
+    match *operand {
+        Operand::Name { text, prefixed: false } => integer(text).map(|value| value as u32),
+        _ => None,
+    }
+    .ok_or_else(|| body.error("expected a literal"))
+}
+
+/// Fails unless the statement has `count` operands.
+fn operands(body: &Body<'_, '_>, st: &Statement<'_>, count: usize) -> Result<(), Error> {
+    if st.operands.len() == count { Ok(()) } else { Err(unknown(body, st)) }
+}
+
+fn mbarrier<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Hopper, Error> {
+    let of = &st.operands;
+    Ok(match &st.modifiers[..] {
+        ["init", "shared::cta", "b64"] => {
+            operands(body, st, 2)?;
+            Hopper::Init { barrier: body.address(&of[0])?, count: body.word(&of[1])? }
+        }
+        ["arrive", "shared::cta", "b64"] => {
+            operands(body, st, 2)?;
+            Hopper::Arrive { barrier: body.address(&of[1])?, bytes: None }
+        }
+        ["arrive", "expect_tx", "shared::cta", "b64"] => {
+            operands(body, st, 3)?;
+            Hopper::Arrive { barrier: body.address(&of[1])?, bytes: Some(body.word(&of[2])?) }
+        }
+        ["try_wait", "parity", "shared::cta", "b64"] => {
+            operands(body, st, 3)?;
+            let d = body.predicate_destination(&of[0])?;
+            Hopper::Test { d, barrier: body.address(&of[1])?, parity: body.word(&of[2])? }
+        }
+        _ => return Err(unknown(body, st)),
+    })
+}
+
+/// `None`: nothing to do.
+fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<Hopper>, Error> {
+    let of = &st.operands;
+    Ok(Some(match &st.modifiers[..] {
+        ["async", "bulk", "shared::cluster", "global", "mbarrier::complete_tx::bytes"] => {
+            operands(body, st, 4)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkLoad { destination, source, bytes: body.word(&of[2])?, barrier: body.address(&of[3])? }
+        }
+        ["async", "bulk", "global", "shared::cta", "bulk_group"] => {
+            operands(body, st, 3)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkStore { adds: false, destination, source, bytes: body.word(&of[2])? }
+        }
+        ["reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"] => {
+            operands(body, st, 3)?;
+            let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
+            Hopper::BulkStore { adds: true, destination, source, bytes: body.word(&of[2])? }
+        }
+        ["async", "bulk", "commit_group"] => return Ok(None),
+        ["async", "bulk", "wait_group"] | ["async", "bulk", "wait_group", "read"] if literal(body, &of[0])? == 0 => {
+            Hopper::BulkWait
+        }
+        _ => return Err(unknown(body, st)),
+    }))
+}
+
+fn wgmma<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>, shape: &str) -> Result<Wgmma, Error> {
+    let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse::<usize>().ok());
+    let (Some(columns), Operand::List(d)) = (columns, &st.operands[0]) else { return Err(unknown(body, st)) };
+    let d = d.iter().map(|operand| body.word_destination(operand)).collect::<Result<Vec<Reg>, _>>()?;
+    if 2 * d.len() != columns {
+        return Err(body.error("wrong number of accumulators for this shape of wgmma"));
+    }
+    let (a, majors) = match &st.operands[1] {
+        Operand::List(list) if list.len() == 4 => {
+            operands(body, st, 7)?;
+            let mut registers = [0; 4];
+            for (place, operand) in registers.iter_mut().zip(list) {
+                *place = body.word(operand)?;
+            }
+            (Left::Registers(registers), 6..7)
+        }
+        name => {
+            operands(body, st, 8)?;
+            (Left::Shared(body.long(name)?, literal(body, &st.operands[6])? == 1), 7..8)
+        }
+    };
+    if literal(body, &st.operands[4])? != 1 || literal(body, &st.operands[5])? != 1 {
+        return Err(unknown(body, st));
+    }
+    let b = (body.long(&st.operands[2])?, literal(body, &st.operands[majors.start])? == 1);
+    let accumulate = match &st.operands[3] {
+        Operand::Name { text: "1", .. } => None,
+        predicate => Some(body.predicate(predicate)?),
+    };
+    Ok(Wgmma { d, a, b, accumulate })
+}
+
+/// `fence.proxy` and `fence.mbarrier_init`, which order nothing that is not ordered here anyway.
+pub(super) fn fence<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
+    match &st.modifiers[..] {
+        ["proxy", "async"] | ["proxy", "async", "shared::cta"] | ["mbarrier_init", "release", "cluster"] => {
+            st.modifiers.clear();
+            done(body, &st, 0)?;
+            body.emit(Op::Fence);
+            Ok(())
+        }
+        _ => Err(unknown(body, &st)),
+    }
+}

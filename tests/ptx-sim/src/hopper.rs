@@ -1,0 +1,311 @@
+//! What Hopper adds: mbarriers, bulk copies, wgmma.
+//!
+//! Each asynchronous operation happens at the time that leaves the least to chance: a bulk load writes shared memory and completes its
+//! bytes when it is issued, so that whoever still reads the buffer is caught; a bulk store (or addition) reads shared memory and
+//! a wgmma reads its operands and writes its accumulators at the wait for their group, so that whoever writes them before is.
+//! Not modelled: proxies and their fences, `wgmma.fence`, the registers of `setmaxnreg`; each warp of a warpgroup multiplies by itself, but all have finished when one goes on.
+
+use std::collections::HashMap;
+
+use crate::error::{Cause, LaneFault};
+use crate::number::{F16, Narrow};
+use crate::op::{Address, FULL, Predicate, Reg};
+use crate::shared::{COLLECTIVE, Clocks, MAX_WARPS, Who};
+use crate::warp::{Environment, Warp};
+
+/// The barrier of the first warpgroup: its warps meet at every wait for wgmmas, which are the warpgroup's together.
+pub(crate) const WARPGROUP_BARRIER: u32 = 16;
+
+/// An instruction of Hopper's.
+#[derive(Clone, Debug)]
+pub(crate) enum Hopper {
+    /// `mbarrier.init`.
+    Init { barrier: Address, count: Reg },
+    /// `mbarrier.arrive`, with `.expect_tx` if there are bytes.
+    Arrive { barrier: Address, bytes: Option<Reg> },
+    /// `mbarrier.try_wait.parity`.
+    Test { d: Reg, barrier: Address, parity: Reg },
+    /// `cp.async.bulk` from global to shared memory.
+    BulkLoad { destination: Address, source: Address, bytes: Reg, barrier: Address },
+    /// `cp.async.bulk` from shared to global memory or, if it adds, `cp.reduce.async.bulk.add.f32`.
+    BulkStore { adds: bool, destination: Address, source: Address, bytes: Reg },
+    /// `cp.async.bulk.wait_group 0`, reads or all.
+    BulkWait,
+    /// `wgmma.mma_async`.
+    Wgmma(Wgmma),
+    /// `wgmma.commit_group`.
+    WgmmaCommit,
+    /// `wgmma.wait_group`.
+    WgmmaWait { pending: u32 },
+}
+
+/// Left operand of a wgmma.
+#[derive(Clone, Debug)]
+pub(crate) enum Left {
+    /// A descriptor, and whether it is MN-major.
+    Shared(Reg, bool),
+    Registers([Reg; 4]),
+}
+
+/// `wgmma.mma_async.m64nNk16.f32.f16.f16`.
+#[derive(Clone, Debug)]
+pub(crate) struct Wgmma {
+    /// N / 2 accumulators.
+    pub d: Vec<Reg>,
+    pub a: Left,
+    /// A descriptor, and whether it is MN-major.
+    pub b: (Reg, bool),
+    /// Whether the product is added to `d`; absent: it is.
+    pub accumulate: Option<Predicate>,
+}
+
+/// A wgmma that was issued: its group, and the descriptors' and the predicate's values.
+pub(crate) struct IssuedWgmma {
+    group: u32,
+    wgmma: Wgmma,
+    a: u64,
+    b: u64,
+    accumulate: bool,
+}
+
+/// A bulk store or addition that was issued.
+pub(crate) struct IssuedStore {
+    lane: usize,
+    adds: bool,
+    destination: u64,
+    source: u64,
+    bytes: u32,
+}
+
+/// An mbarrier.
+struct Mbarrier {
+    count: u32,
+    pending: u32,
+    bytes: i64,
+    parity: u32,
+    /// What those who arrived in this phase, and in those before, knew.
+    gathered: Clocks,
+    /// The same of the last complete phase.
+    known: Clocks,
+}
+
+/// A block's mbarriers, by address.
+#[derive(Default)]
+pub(crate) struct Mbarriers(HashMap<u64, Mbarrier>);
+
+impl Mbarriers {
+    fn get(&mut self, address: u64) -> Result<&mut Mbarrier, Cause> {
+        self.0.get_mut(&address).ok_or(Cause::Mbarrier { address, rule: "initialised before it is used" })
+    }
+}
+
+impl Mbarrier {
+    fn arrive(&mut self, clocks: &Clocks, arrivals: u32, bytes: i64) {
+        self.gathered.iter_mut().zip(clocks).for_each(|(a, b)| *a = (*a).max(*b));
+        self.bytes += bytes;
+        self.pending -= arrivals;
+        if self.pending == 0 && self.bytes == 0 {
+            self.parity ^= 1;
+            self.pending = self.count;
+            self.known = self.gathered;
+        }
+    }
+}
+
+impl Warp {
+    /// Executes an instruction of Hopper's. False: it waits for others.
+    pub(crate) fn hopper(&mut self, env: &mut Environment, op: &Hopper, mask: u32) -> Result<bool, LaneFault> {
+        let lanes = (0..32usize).filter(|lane| mask >> lane & 1 == 1);
+        match op {
+            Hopper::Init { barrier, count } => {
+                let (barriers, counts) = (self.addresses(barrier), self.words[*count as usize]);
+                for lane in lanes {
+                    let count = counts[lane];
+                    let none = [0; MAX_WARPS];
+                    let new = Mbarrier { count, pending: count, bytes: 0, parity: 0, gathered: none, known: none };
+                    env.shared.mbarriers.0.insert(barriers[lane], new);
+                }
+            }
+            Hopper::Arrive { barrier, bytes } => {
+                let barriers = self.addresses(barrier);
+                let bytes = bytes.map_or([0; 32], |bytes| self.words[bytes as usize]);
+                for lane in lanes {
+                    let clocks = env.shared.publish(self.index);
+                    let address = barriers[lane];
+                    let barrier = env.shared.mbarriers.get(address).map_err(|cause| cause.on(lane))?;
+                    if barrier.pending == 0 {
+                        let rule = "arrived at no more often than it expects in a phase";
+                        return Err(Cause::Mbarrier { address, rule }.on(lane));
+                    }
+                    barrier.arrive(&clocks, 1, i64::from(bytes[lane]));
+                }
+            }
+            Hopper::Test { d, barrier, parity } => {
+                let (barriers, parities) = (self.addresses(barrier), self.words[*parity as usize]);
+                let mut complete = 0;
+                for lane in lanes {
+                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
+                    if barrier.parity != parities[lane] & 1 {
+                        complete |= 1 << lane;
+                        let known = barrier.known;
+                        env.shared.learn(self.index, &known);
+                    }
+                }
+                self.put_predicate(*d, complete, mask);
+                return Ok(complete == mask);
+            }
+            Hopper::BulkLoad { destination, source, bytes, barrier } => {
+                let (to, from) = (self.addresses(destination), self.addresses(source));
+                let (sizes, barriers) = (self.words[*bytes as usize], self.addresses(barrier));
+                for lane in lanes {
+                    self.bulk_load(env, to[lane], from[lane], sizes[lane]).map_err(|cause| cause.on(lane))?;
+                    let clocks = env.shared.publish(self.index);
+                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
+                    barrier.arrive(&clocks, 0, -i64::from(sizes[lane]));
+                }
+            }
+            Hopper::BulkStore { adds, destination, source, bytes } => {
+                let (to, from) = (self.addresses(destination), self.addresses(source));
+                let sizes = self.words[*bytes as usize];
+                for lane in lanes {
+                    let (destination, source, bytes) = (to[lane], from[lane], sizes[lane]);
+                    self.stores.push(IssuedStore { lane, adds: *adds, destination, source, bytes });
+                }
+            }
+            Hopper::BulkWait => {
+                let (now, later) = std::mem::take(&mut self.stores).into_iter().partition(|s| mask >> s.lane & 1 == 1);
+                self.stores = later;
+                for store in now {
+                    self.bulk_store(env, &store).map_err(|cause| cause.on(store.lane))?;
+                }
+            }
+            Hopper::Wgmma(wgmma) => {
+                let uniform = |register: Reg| -> Result<u64, LaneFault> {
+                    let values = &self.longs[register as usize];
+                    if values.iter().any(|value| *value != values[0]) {
+                        return Err(Cause::CollectiveOperand { operand: 1, rule: "the same in all lanes" }.into());
+                    }
+                    Ok(values[0])
+                };
+                let a = match wgmma.a {
+                    Left::Shared(register, _) => uniform(register)?,
+                    Left::Registers(_) => 0,
+                };
+                let b = uniform(wgmma.b.0)?;
+                let accumulate = match wgmma.accumulate.map_or(FULL, |p| self.predicate(p)) {
+                    0 => false,
+                    FULL => true,
+                    _ => return Err(Cause::CollectiveOperand { operand: 3, rule: "the same in all lanes" }.into()),
+                };
+                let wgmma = wgmma.clone();
+                self.wgmmas.push(IssuedWgmma { group: self.wgmma_groups, wgmma, a, b, accumulate });
+            }
+            Hopper::WgmmaCommit => self.wgmma_groups += 1,
+            Hopper::WgmmaWait { pending } => {
+                let complete = self.wgmma_groups.saturating_sub(*pending);
+                let (now, later) = std::mem::take(&mut self.wgmmas).into_iter().partition(|w| w.group < complete);
+                self.wgmmas = later;
+                for issued in now {
+                    self.wgmma(env, &issued)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn bulk_load(&self, env: &mut Environment, to: u64, from: u64, bytes: u32) -> Result<(), Cause> {
+        for offset in (0..u64::from(bytes)).step_by(16) {
+            let mut words = [0; 4];
+            env.memory.read(from + offset, 16, &mut words)?;
+            env.shared.write(self.who(COLLECTIVE as usize, false), to + offset, 16, &words)?;
+        }
+        Ok(())
+    }
+
+    fn bulk_store(&self, env: &mut Environment, store: &IssuedStore) -> Result<(), Cause> {
+        for offset in (0..u64::from(store.bytes)).step_by(16) {
+            let mut words = [0; 4];
+            env.shared.read(self.who(COLLECTIVE as usize, false), store.source + offset, 16, &mut words)?;
+            let to = store.destination + offset;
+            if store.adds {
+                let mut old = [0; 4];
+                env.memory.read(to, 16, &mut old)?;
+                words = std::array::from_fn(|i| (f32::from_bits(words[i]) + f32::from_bits(old[i])).to_bits());
+            }
+            env.memory.write(to, 16, &words)?;
+        }
+        Ok(())
+    }
+
+    /// The warp's 16 rows of a wgmma.
+    fn wgmma(&mut self, env: &mut Environment, issued: &IssuedWgmma) -> Result<(), LaneFault> {
+        let IssuedWgmma { wgmma, a, b, accumulate, .. } = issued;
+        let who = self.who(COLLECTIVE as usize, false);
+        let first_row = 16 * (self.index as u32 % 4);
+        let mut rows = [[0f64; 16]; 16];
+        match wgmma.a {
+            Left::Shared(_, mn_major) => {
+                for (row, values) in rows.iter_mut().enumerate() {
+                    for (k, value) in values.iter_mut().enumerate() {
+                        *value = element(env, who, *a, mn_major, first_row + row as u32, k as u32)?;
+                    }
+                }
+            }
+            Left::Registers(registers) => {
+                for (i, register) in registers.into_iter().enumerate() {
+                    for (lane, word) in self.words[register as usize].iter().enumerate() {
+                        for e in 0..2 {
+                            let (row, k) = (lane / 4 + 8 * (i & 1), 2 * (lane % 4) + 8 * (i >> 1) + e);
+                            rows[row][k] = F16::widen((word >> (16 * e)) as u16) as f64;
+                        }
+                    }
+                }
+            }
+        }
+        let columns = 2 * wgmma.d.len();
+        let mut b_columns = vec![[0f64; 16]; columns];
+        for (n, values) in b_columns.iter_mut().enumerate() {
+            for (k, value) in values.iter_mut().enumerate() {
+                *value = element(env, who, *b, wgmma.b.1, n as u32, k as u32)?;
+            }
+        }
+        for (i, &register) in wgmma.d.iter().enumerate() {
+            let old = self.words[register as usize];
+            let values = std::array::from_fn(|lane| {
+                let row = lane / 4 + 8 * (i >> 1 & 1);
+                let column = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
+                let product: f64 = rows[row].iter().zip(&b_columns[column]).map(|(a, b)| a * b).sum();
+                let start = if *accumulate { f32::from_bits(old[lane]) as f64 } else { 0.0 };
+                ((start + product) as f32).to_bits()
+            });
+            self.put_word(register, &values, FULL);
+        }
+        Ok(())
+    }
+}
+
+/// Element `(mn, k)` of the 16-deep operand that a descriptor with the 128-byte swizzle names.
+fn element(
+    env: &mut Environment,
+    who: Who,
+    descriptor: u64,
+    mn_major: bool,
+    mn: u32,
+    k: u32,
+) -> Result<f64, LaneFault> {
+    let field = |bit: u64| ((descriptor >> bit) & 0x3fff) << 4;
+    let (start, leading, stride) = (field(0), field(16), field(32));
+    if descriptor >> 62 != 1 {
+        return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor with the 128-byte swizzle" }.into());
+    }
+    let (mn, k) = (u64::from(mn), u64::from(k));
+    let linear = if mn_major {
+        start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2
+    } else {
+        start + mn / 8 * stride + mn % 8 * 128 + k * 2
+    };
+    let address = linear ^ (linear >> 7 & 7) << 4;
+    let mut words = [0; 4];
+    env.shared.read(who, address & !3, 4, &mut words)?;
+    Ok(F16::widen((words[0] >> (8 * (address & 2))) as u16) as f64)
+}
