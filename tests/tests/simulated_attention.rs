@@ -133,9 +133,12 @@ fn short_kernels_equal_the_reference_for_chunk_lengths_around_tiles() {
 
 #[test]
 fn hopper_kernels_for_long_chunks_equal_the_reference() {
-    for (seed, num_heads, chunk_lens, scale) in
-        [(2, 1, &[300][..], 0.125), (3, 2, &[129, 257, 40, 384, 128], 0.25), (4, 1, &[200, 1, 513], 0.125)]
-    {
+    for (seed, num_heads, chunk_lens, scale) in [
+        (2, 1, &[300][..], 0.125),
+        (3, 2, &[129, 257, 40, 384, 128], 0.125),
+        (4, 1, &[200, 1, 513], 0.125),
+        (5, 1, &[257], 0.25),
+    ] {
         let mut inputs = inputs(seed, num_heads, cu_seqlens_of(chunk_lens, 3));
         inputs.scale = scale;
         let tiles = audio::AttentionTiles::new(&inputs.cu_seqlens, num_heads, &HOPPER);
@@ -143,6 +146,22 @@ fn hopper_kernels_for_long_chunks_equal_the_reference() {
         let Some(outputs) = run(&inputs, &HOPPER) else { return };
         assert_accurate(&outputs, &inputs, &HOPPER);
     }
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_do_not_depend_on_the_number_of_blocks() {
+    let inputs = inputs(6, 2, cu_seqlens_of(&[260, 130], 1));
+    let on = |num_sms| run(&inputs, &Target { num_sms, ..HOPPER });
+    let (Some(one), Some(many)) = (on(1), on(132)) else { return };
+    assert_same(&one, &many);
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_lose_nothing_to_what_all_keys_share() {
+    let mut inputs = inputs(7, 1, cu_seqlens_of(&[270], 0));
+    inputs.key_states.mapv_inplace(|k| bf16::from_f32(90.0 + k.to_f32()));
+    let Some(outputs) = run(&inputs, &HOPPER) else { return };
+    assert_accurate(&outputs, &inputs, &HOPPER);
 }
 
 #[test]

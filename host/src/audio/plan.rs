@@ -196,6 +196,7 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tiles::FLASH_KERNELS;
     use super::*;
     use crate::gpu::ModuleKind;
 
@@ -221,6 +222,17 @@ mod tests {
         let launches = plan(ModuleKind::Hopper, 300, 150, 20).launches();
         assert_eq!((launches.len(), launches[0].as_str()), (5, "memset of padding rows"));
         assert!(launches[2].starts_with("attention_long_q") && launches[3].starts_with("attention_long_k"));
+    }
+
+    #[test]
+    fn long_chunks_take_the_hopper_kernels_where_there_is_enough_to_do() {
+        for (tokens, len, flash) in [(300, 150, false), (250, 250, false), (520, 260, true), (4096, 200, true)] {
+            let launches = plan(ModuleKind::Hopper, tokens, len, 0).launches();
+            let expected = if flash { &FLASH_KERNELS[..] } else { &["attention_long_q", "attention_long_k"] };
+            assert_eq!(launches[1..launches.len() - 1], *expected, "{tokens} in chunks of {len}");
+        }
+        let portable = plan(ModuleKind::Portable, 4096, 4096, 0);
+        assert!(!portable.tiles().flash && portable.launches().contains(&"attention_long_q".into()));
     }
 
     #[test]

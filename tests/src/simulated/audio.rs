@@ -19,11 +19,8 @@ pub const TARGET: Target = Target { module: ModuleKind::Portable, num_sms: 132, 
 /// A machine whose blocks have too little shared memory for the short kernels.
 pub const LONG_KERNELS_ONLY: Target = Target { max_shared_bytes: 0, ..TARGET };
 
-/// An H200.
-pub const HOPPER: Target = Target { module: ModuleKind::Hopper, ..TARGET };
-
-/// Blocks of the persistent kernels for long chunks, fewer than tiles.
-const FLASH_BLOCKS: u32 = 3;
+/// A small Hopper GPU, so that blocks of the persistent kernels take several tiles.
+pub const HOPPER: Target = Target { module: ModuleKind::Hopper, num_sms: 3, ..TARGET };
 
 /// Addresses of what the attention kernels read and write, as in [`AttentionParams`].
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +35,12 @@ struct AttentionTensors {
     stats: u64,
 }
 
-fn launch_attention(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, tensors: AttentionTensors) {
+fn launch_attention(
+    gpu: &mut Simulator,
+    shape: &Shape,
+    (tiles, target): (&AttentionTiles, &Target),
+    tensors: AttentionTensors,
+) {
     let mut launch = |entry: &str, table: &[AttentionTile], block: u32, shared_bytes: u32| {
         let words: Array1<u32> = table.iter().flat_map(|t| [t.start, t.len, t.first, t.bias_row]).collect();
         let params = AttentionParams {
@@ -65,7 +67,7 @@ fn launch_attention(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, 
         launch(&entry, &tiles.short, config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
     }
     if tiles.flash {
-        launch_flash(gpu, shape, tiles, tensors);
+        launch_flash(gpu, shape, (tiles, target), tensors);
     } else if !tiles.long.is_empty() {
         launch("attention_long_q", &tiles.long, config::LONG_THREADS, config::LONG_Q_SHARED_BYTES);
         launch("attention_long_k", &tiles.long, config::LONG_THREADS, config::LONG_K_SHARED_BYTES);
@@ -73,7 +75,12 @@ fn launch_attention(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, 
 }
 
 /// The Hopper kernels for long chunks.
-fn launch_flash(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, tensors: AttentionTensors) {
+fn launch_flash(
+    gpu: &mut Simulator,
+    shape: &Shape,
+    (tiles, target): (&AttentionTiles, &Target),
+    tensors: AttentionTensors,
+) {
     let words: Array1<u32> = tiles.long.iter().flat_map(|t| [t.start, t.len, t.first, t.bias_row]).collect();
     let (num_tiles, num_heads) = (tiles.long.len() as u32, shape.num_heads as u32);
     let slots = (num_tiles * num_heads) as usize;
@@ -98,12 +105,12 @@ fn launch_flash(gpu: &mut Simulator, shape: &Shape, tiles: &AttentionTiles, tens
         num_tiles,
         scale: shape.scale,
     };
-    let (a_block_a_slot, a_few_blocks) = ([num_tiles, num_heads, 1], [FLASH_BLOCKS, 1, 1]);
+    let (a_block_a_slot, a_block_an_sm) = ([num_tiles, num_heads, 1], [slots.min(target.num_sms) as u32, 1, 1]);
     for (entry, grid, block, shared_bytes) in [
         ("attention_flash_largest", a_block_a_slot, flash::ROWS_THREADS, flash::LARGEST_SHARED_BYTES),
         ("attention_flash_convert", a_block_a_slot, flash::ROWS_THREADS, flash::LARGEST_SHARED_BYTES),
-        ("attention_flash_forward", a_few_blocks, flash::THREADS, flash::forward::SHARED_BYTES),
-        ("attention_flash_backward", a_few_blocks, flash::THREADS, flash::backward::SHARED_BYTES),
+        ("attention_flash_forward", a_block_an_sm, flash::THREADS, flash::forward::SHARED_BYTES),
+        ("attention_flash_backward", a_block_an_sm, flash::THREADS, flash::backward::SHARED_BYTES),
         ("attention_flash_dq", a_block_a_slot, flash::ROWS_THREADS, flash::DQ_SHARED_BYTES),
     ] {
         gpu.launch(entry, Size { grid, block, shared_bytes: shared_bytes as usize }, &params);
@@ -195,7 +202,7 @@ pub fn attention(gpu: &mut Simulator, inputs: &AttentionInputs, target: &Target)
         bias_partials: gpu.output(12 * tiles.bias_rows * d_model),
         stats: gpu.output(16 * stats_rows),
     };
-    launch_attention(gpu, &shape, &tiles, tensors);
+    launch_attention(gpu, &shape, (&tiles, target), tensors);
     let padding = inputs.cu_seqlens.padding();
     for (address, row_bytes) in [(tensors.o, 2 * d_model), (tensors.dqkv, 6 * d_model)] {
         gpu.assert_untouched(address + (padding.start * row_bytes) as u64, padding.len() * row_bytes);
@@ -294,7 +301,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target) -> Gradie
         bias_partials: workspace.at("bias partial sums"),
         stats: workspace.at("long chunks' statistics"),
     };
-    launch_attention(gpu, &shape, plan.tiles(), tensors);
+    launch_attention(gpu, &shape, (plan.tiles(), target), tensors);
 
     let dqkv = [0, 1, 2].map(|i| tensors.dqkv + 2 * i * d_model as u64);
     let hidden = [hidden_states, 0, 0];
