@@ -47,6 +47,20 @@ impl CuSeqlens {
         &self.offsets
     }
 
+    /// The same chunks, followed by as many empty ones as make `num_chunks`: what a plan for that many takes.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are more chunks than `num_chunks`.
+    pub fn padded(&self, num_chunks: usize) -> Result<CuSeqlens, Error> {
+        if self.num_chunks() > num_chunks {
+            let (expected, found) = (vec![num_chunks + 1], vec![self.offsets.len()]);
+            return Err(Error::Shape { tensor: "cu_seqlens".into(), expected, found });
+        }
+        let mut padded = self.clone();
+        padded.offsets.resize(num_chunks + 1, self.offsets[self.offsets.len() - 1]);
+        Ok(padded)
+    }
+
     /// Rows of the packed tensors, padding included.
     pub fn total_seq_len(&self) -> usize {
         self.total_seq_len
@@ -62,9 +76,14 @@ impl CuSeqlens {
         self.offsets.windows(2).map(|w| w[0] as usize..w[1] as usize)
     }
 
+    /// Rows of each chunk, in order.
+    pub fn chunk_lens(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.offsets.windows(2).map(|w| (w[1] - w[0]) as usize)
+    }
+
     /// Length of the longest chunk, 0 if there is none.
     pub fn max_chunk_len(&self) -> usize {
-        self.chunks().map(|c| c.len()).max().unwrap_or(0)
+        self.chunk_lens().max().unwrap_or(0)
     }
 
     /// The rows after the last chunk.
@@ -121,6 +140,14 @@ mod tests {
         assert_eq!(error(&[0, 5, 12], 9), "cu_seqlens[2] = 12: offsets do not exceed total_seq_len = 9");
         assert_eq!(error(&[0, -1], 9), "cu_seqlens[1] = -1: offsets are not negative");
         assert!(error(&[], 9).starts_with("cu_seqlens is empty"));
+    }
+
+    #[test]
+    fn fewer_chunks_than_planned_are_followed_by_empty_ones() {
+        let cu = CuSeqlens::new(&[0, 3, 7], 9).unwrap();
+        assert_eq!(cu.padded(2).unwrap().offsets(), [0, 3, 7]);
+        assert_eq!(cu.padded(5).unwrap().offsets(), [0, 3, 7, 7, 7, 7]);
+        assert_eq!(cu.padded(1).unwrap_err().to_string(), "cu_seqlens: expected shape [2], found [3]");
     }
 
     #[test]

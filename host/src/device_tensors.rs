@@ -52,19 +52,24 @@ where
 }
 
 /// Defines an operation's `DeviceInputs`, `InputBuffers`, `DeviceGradients` and `GradientBuffers` from its tensors: name, documented
-/// extents, and the extents as a function of the operation's `Shape`.
+/// extents, and the extents as a function of the operation's `Shape`. Vectors are inputs whose length is no matter of the shape: element type,
+/// and the values of the host's `Inputs`.
 macro_rules! device_tensors {
     (
         element $element:ty;
         inputs { $($(#[$input_doc:meta])* $input:ident = |$is:ident| $input_shape:expr;)* }
+        vectors { $($(#[$vector_doc:meta])* $vector:ident: $vector_element:ty = |$vi:ident| $values:expr;)* }
         gradients { $($(#[$gradient_doc:meta])* $gradient:ident = |$gs:ident| $gradient_shape:expr;)* }
     ) => {
         /// The operation's inputs in device memory: row-major without gaps, on 16-byte boundaries.
         #[derive(Clone, Debug)]
-        pub struct DeviceInputs<'a> { $($(#[$input_doc])* pub $input: $crate::gpu::TensorView<'a>,)* }
+        pub struct DeviceInputs<'a> {
+            $($(#[$input_doc])* pub $input: $crate::gpu::TensorView<'a>,)*
+            $($(#[$vector_doc])* pub $vector: $crate::gpu::TensorView<'a>,)*
+        }
 
         impl DeviceInputs<'_> {
-            /// Checks every tensor's dtype, extents, layout and device.
+            /// Checks dtype, extents, layout and device of every tensor whose extents follow from `shape`.
             ///
             /// # Errors
             /// [`Error::Dtype`], [`Error::Shape`], [`Error::Layout`] or a wrong device, naming the first tensor that differs.
@@ -81,7 +86,11 @@ macro_rules! device_tensors {
 
         /// The operation's inputs in buffers of this library.
         #[derive(Debug)]
-        pub struct InputBuffers { shape: Shape, $($input: $crate::gpu::Buffer<$element>,)* }
+        pub struct InputBuffers {
+            shape: Shape,
+            $($input: $crate::gpu::Buffer<$element>,)*
+            $($vector: $crate::gpu::Buffer<$vector_element>,)*
+        }
 
         impl InputBuffers {
             /// Copies `inputs` to `gpu`.
@@ -91,7 +100,11 @@ macro_rules! device_tensors {
             pub fn upload(gpu: &$crate::gpu::Gpu, inputs: &Inputs) -> Result<Self, Error> {
                 let shape = inputs.shape()?;
                 $(let $input = $crate::device_tensors::upload(gpu, stringify!($input), &inputs.$input)?;)*
-                Ok(InputBuffers { shape, $($input,)* })
+                $(let $vector = {
+                    let $vi = inputs;
+                    $crate::gpu::Buffer::from_slice(gpu, stringify!($vector), $values)?
+                };)*
+                Ok(InputBuffers { shape, $($input,)* $($vector,)* })
             }
 
             /// Views of the tensors.
@@ -103,7 +116,7 @@ macro_rules! device_tensors {
                 Ok(DeviceInputs { $($input: {
                     let $is = &self.shape;
                     self.$input.view(($input_shape).into_dimension().slice())?
-                },)* })
+                },)* $($vector: self.$vector.view(&[self.$vector.len()])?,)* })
             }
         }
 

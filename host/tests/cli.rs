@@ -404,6 +404,20 @@ fn check_and_bench_refuse_what_they_cannot_run_on() {
 }
 
 #[test]
+fn plan_prints_what_chunks_of_any_length_within_bounds_take() {
+    program()
+        .args(["plan", "audio"])
+        .assert()
+        .success()
+        .stdout(contains("1280 rows in at most 20 chunks of at most 64").and(contains("attention_long").not()));
+    program()
+        .args(["plan", "audio", "--max-chunk-len", "1000"])
+        .assert()
+        .success()
+        .stdout(contains("1280 rows in at most 20 chunks of at most 1280").and(contains("attention_long")));
+}
+
+#[test]
 fn doctor_says_what_there_is() {
     program().arg("doctor").assert().success().stdout(
         contains("cpu").and(contains("portable module")).and(contains("hopper module")).and(contains("driver")),

@@ -7,7 +7,9 @@ mod cross;
 #[path = "params_flash.rs"]
 mod flash;
 pub use cross::CrossConvertParams;
-pub use flash::FlashParams;
+pub use flash::{FlashParams, FlashTile};
+
+use crate::schedule::chunks::TileSlots;
 
 /// Products that one grouped GEMM launch can hold.
 pub const MAX_PRODUCTS: usize = 5;
@@ -52,6 +54,9 @@ pub struct Product {
     pub row_exponents: *const i32,
     /// Null, or one exponent for all of C, added to the row's. The sum is clamped to -252..=252.
     pub exponent: *const i32,
+    /// Null, or, if A is MN-major, where the device says how much of `k` is summed: `min(k, *k_limit)` of each segment (a negative limit is
+    /// none). A and B may hold anything past it.
+    pub k_limit: *const i32,
     /// `splits > 1`: fp32 `[splits, m, n]`, the unscaled sums of each K range; C is then written by `gemm_reduce`.
     pub partials: *mut f32,
     /// Rows of C.
@@ -80,7 +85,7 @@ pub struct Product {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Product>() == 128);
+const _: () = assert!(size_of::<Product>() == 136);
 
 impl Product {
     /// A product that no block works on: what unused entries of [`GemmParams`] hold.
@@ -90,6 +95,7 @@ impl Product {
         c: core::ptr::null_mut(),
         row_exponents: core::ptr::null(),
         exponent: core::ptr::null(),
+        k_limit: core::ptr::null(),
         partials: core::ptr::null_mut(),
         m: 0,
         n: 0,
@@ -117,25 +123,12 @@ pub struct GemmParams {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<GemmParams>() == 648);
-
-/// Work of one block of the attention kernels: a chunk (short kernel) or one 64-row tile of a chunk (long kernels). Empty chunks and
-/// padding rows have none: nothing is written for them.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionTile {
-    /// First row of the chunk.
-    pub start: u32,
-    /// Rows of the chunk, at least 1.
-    pub len: u32,
-    /// First row of the tile, relative to `start`; 0 for the short kernel.
-    pub first: u32,
-    /// Row of `bias_partials` that takes this block's column sums.
-    pub bias_row: u32,
-}
-const _: () = assert!(size_of::<AttentionTile>() == 16);
+const _: () = assert!(size_of::<GemmParams>() == 688);
 
 /// Parameters of the `attention_*` kernels (operation A, per chunk and head).
+///
+/// `cu_seqlens` is read on the device. Chunk `c` is rows `cu_seqlens[c] .. cu_seqlens[c + 1]`; rows from the last offset on are padding. Whatever
+/// it holds, nothing out of bounds is accessed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionParams {
@@ -145,30 +138,50 @@ pub struct AttentionParams {
     pub key_states: *const u8,
     /// bf16 `[num_heads, total_seq_len, 64]`.
     pub value_states: *const u8,
-    /// fp32 `[total_seq_len, num_heads * 64]`: grad_output @ out_weight.
+    /// fp32 `[total_seq_len, num_heads * 64]`: grad_output @ out_weight; any content in padding rows.
     pub d_attn: *const u8,
-    /// `[gridDim.x]`.
-    pub tiles: *const AttentionTile,
-    /// Out: bf16 `[total_seq_len, num_heads * 64]`, the attention output.
+    /// `[num_chunks + 1]`.
+    pub cu_seqlens: *const i32,
+    /// Out: bf16 `[total_seq_len, num_heads * 64]`, the attention output; zeros in padding rows.
     pub o: *mut u8,
-    /// Out: bf16 `[total_seq_len, 3 * num_heads * 64]`: dQ | dK | dV.
+    /// Out: bf16 `[total_seq_len, 3 * num_heads * 64]`: dQ | dK | dV; zeros in padding rows.
     pub dqkv: *mut u8,
-    /// Out: fp32 `[rows, 3 * num_heads * 64]`: column sums of the unrounded dQ | dK | dV over a block's rows.
+    /// Out: fp32 `[rows, 3 * num_heads * 64]`: column sums of the unrounded dQ | dK | dV over the rows of a block. If the short kernel runs
+    /// (`short_rows > 0`), row `c` is that of chunk `c`; the long kernels' tile of slot `i` has row `long_bias_row + i`. All rows are
+    /// written: zeros where a block has nothing to do, NaN in the columns of dQ where chunk `c` breaks a rule of `schedule::chunks`.
     pub bias_partials: *mut f32,
     /// fp32 `[num_heads, total_seq_len, 4]`, long chunks only: written by `attention_long_q`, read by `attention_long_k`.
     pub stats: *mut f32,
-    /// Rows of all tensors, padding included.
+    /// bf16 `[total_seq_len, num_heads * 64]`, read for `boundary` only.
+    pub grad_output: *const u8,
+    /// bf16 `[total_seq_len, num_heads * 64]`, read for `boundary` only.
+    pub hidden_states: *const u8,
+    /// Null, or out, if `tokens = cu_seqlens[num_chunks]` is not a multiple of 64: rows `tokens / 64 * 64 ..+ 64` of grad_output, then of
+    /// hidden_states, zeros from row `tokens` on. bf16 `[2, num_heads, 64 rows, 64 columns]`, each 64 x 64 tile as `layout::swizzle_128b` has it.
+    pub boundary: *mut u8,
+    /// Rows of all tensors, padding included; at most `i32::MAX`.
     pub total_seq_len: u32,
     /// Heads.
     pub num_heads: u32,
+    /// Chunks, empty ones included; at most `config::attention::MAX_CHUNKS`.
+    pub num_chunks: u32,
     /// Factor of the logits, usually 1 / sqrt(64); finite and > 0.
     pub scale: f32,
+    /// Longest chunk that the launched kernels take; a longer one breaks a rule.
+    pub max_chunk_len: u32,
+    /// Chunks of at most this many rows are the short kernel's, longer ones the long kernels'; 0: no short kernel runs.
+    pub short_rows: u32,
+    /// Where the long kernels' tiles lie among their blocks.
+    pub long_slots: TileSlots,
+    /// First row of `bias_partials` that the long kernels write.
+    pub long_bias_row: u32,
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<AttentionParams>() == 88);
+const _: () = assert!(size_of::<AttentionParams>() == 136);
 
-/// Parameters of `column_sums_bf16`: `partials[r, c] = sum of x[r * rows_per_block .., c]` over `rows_per_block` rows.
+/// Parameters of `column_sums_bf16`: `partials[r, c] = sum of x[r * rows_per_block .., c]` over `rows_per_block` rows, without those from
+/// `*row_limit` on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnSumsParams {
@@ -176,6 +189,8 @@ pub struct ColumnSumsParams {
     pub x: *const u16,
     /// fp32 `[ceil(rows / rows_per_block), columns]`.
     pub partials: *mut f32,
+    /// Null, or where the device says how many rows are summed (a negative limit is none).
+    pub row_limit: *const i32,
     /// Rows of `x`.
     pub rows: u32,
     /// Columns of `x`, a multiple of 8.
@@ -185,7 +200,7 @@ pub struct ColumnSumsParams {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<ColumnSumsParams>() == 32);
+const _: () = assert!(size_of::<ColumnSumsParams>() == 40);
 
 /// One output of `sum_partials`: `out[c] = bf16(sum over r of partials[r, c])`, rows in order.
 #[repr(C)]

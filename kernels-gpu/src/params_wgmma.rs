@@ -25,12 +25,18 @@ pub struct WgmmaProduct {
     pub row_exponents: *const i32,
     /// Null, or one exponent for all of C, added to the row's. fp16 operands only.
     pub exponent: *const i32,
+    /// Null, or what to multiply for A in the k-block that `WgmmaParams::k_limit` cuts: its 64 rows of k with zeros past the limit,
+    /// `[m / 64, 64 of k, 64 of m]`, each 64 x 64 tile as `layout::swizzle_128b` has it and on a 16-byte boundary. If `m / 64` is odd, one more
+    /// tile is readable. Null where A holds zeros past the limit, or is K-major.
+    pub a_boundary: *const u8,
+    /// The same of B, `[n / 64, 64 of k, 64 of n]`.
+    pub b_boundary: *const u8,
     /// Row pitch of C in bytes.
     pub c_pitch_bytes: u32,
     /// Rows of C.
     pub rows: u32,
 }
-const _: () = assert!(size_of::<WgmmaProduct>() == 32);
+const _: () = assert!(size_of::<WgmmaProduct>() == 48);
 
 /// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
 #[repr(C)]
@@ -40,7 +46,7 @@ pub struct ColumnSum {
     pub x: *const u16,
     /// bf16 `[columns]`, on a 16-byte boundary.
     pub out: *mut u16,
-    /// Rows; 0 gives zeros.
+    /// Rows; 0 gives zeros. Those from `*WgmmaParams::k_limit` on are not summed.
     pub rows: u32,
     /// Columns, a multiple of 8; 0: nothing to do.
     pub columns: u32,
@@ -95,9 +101,17 @@ pub struct WgmmaParams {
     pub items_per_block: u32,
     /// Maps in use.
     pub num_maps: u32,
+    /// Null, or where the device says how much of k is summed in products with MN-major A, whose k is `k_rows`: the number of tokens, in
+    /// operation A's weight gradients. Operands may hold anything past it in whole k-blocks, and in the k-block that it cuts if they
+    /// have a `boundary`. A value that is negative or at least `k_rows` is no limit. Not for promoted operands.
+    pub k_limit: *const i32,
+    /// See `k_limit`.
+    pub k_rows: u32,
+    /// Zero.
+    pub reserved: u32,
     /// What else the launch does.
     pub rider: Rider,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams>() == 4016 && size_of::<WgmmaParams>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

@@ -40,23 +40,29 @@ static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// A GPU with the portable module and no data. A panic tells of everything that goes wrong in it.
 pub struct Simulator {
     module: &'static Module,
+    num_sms: u32,
     memory: Memory,
 }
 
 impl Simulator {
     /// `None` if this build carries no PTX: the test is then counted as skipped, on stderr even when the harness captures output.
     pub fn new() -> Option<Simulator> {
-        Self::with(&PORTABLE)
+        Self::with(&PORTABLE, 132)
     }
 
-    /// The same with the attention kernels of the Hopper module.
-    pub fn hopper() -> Option<Simulator> {
-        Self::with(&HOPPER_ATTENTION)
+    /// The same with the attention kernels of the Hopper module, on so many SMs.
+    pub fn hopper(num_sms: u32) -> Option<Simulator> {
+        Self::with(&HOPPER_ATTENTION, num_sms)
     }
 
-    fn with(module: &'static LazyLock<Option<Module>>) -> Option<Simulator> {
+    /// SMs, for kernels that launch a block on each.
+    pub fn num_sms(&self) -> u32 {
+        self.num_sms
+    }
+
+    fn with(module: &'static LazyLock<Option<Module>>, num_sms: u32) -> Option<Simulator> {
         if let Some(module) = module.as_ref() {
-            return Some(Simulator { module, memory: Memory::new() });
+            return Some(Simulator { module, num_sms, memory: Memory::new() });
         }
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
         let mut skipped = SKIPPED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -7,6 +7,7 @@ use attn_backward::gpu::ModuleKind;
 use attn_backward::suite::balanced_cu_seqlens;
 use attn_backward::{CuSeqlens, Target, audio, window_cu_seqlens};
 use attn_backward_tests::examples::cross_shape;
+use attn_backward_tests::strategies::cu_seqlens_of;
 
 const MODULES: [ModuleKind; 2] = [ModuleKind::Portable, ModuleKind::Hopper];
 
@@ -31,6 +32,22 @@ fn memory_of_operation_a_is_linear_in_the_tokens_even_for_one_chunk() {
                     assert!(bytes <= bound, "{module}, {num_heads} heads, {total} rows: {bytes} above {bound}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn memory_of_operation_a_is_linear_in_tokens_and_chunks_whatever_the_cut() {
+    let ones = |count: usize| vec![1; count];
+    let with_ones = |len: usize, count: usize| [vec![len], ones(count)].concat();
+    for module in MODULES {
+        for chunk_lens in [ones(70_000), with_ones(16_384, 16_384), vec![100; 8_400], with_ones(838_000, 2_000)] {
+            let cu_seqlens = cu_seqlens_of(&chunk_lens, 0);
+            let (tokens, chunks) = (cu_seqlens.total_seq_len() as u64, chunk_lens.len() as u64);
+            // As above, and a row of fp32 sums of dQ, dK and dV for each chunk.
+            let bound = 1280 * (16 * tokens + 12 * chunks) + FIXED_BYTES;
+            let bytes = audio_bytes(module, 20, &cu_seqlens);
+            assert!(bytes <= bound, "{module}, {tokens} tokens in {chunks} chunks: {bytes} above {bound}");
         }
     }
 }

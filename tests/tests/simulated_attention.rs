@@ -8,7 +8,7 @@ use attn_backward_kernels::config::attention as config;
 use attn_backward_tests::assertions::{LIKE_AUDIO_SUITE, assert_matches, bits};
 use attn_backward_tests::simulated::audio::{
     Attention, AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward,
-    launch_column_sums, launch_sum_partials,
+    blocks_of_chunks, launch_column_sums, launch_sum_partials, tiles_for,
 };
 use attn_backward_tests::simulated::{Simulator, columns};
 use attn_backward_tests::strategies::{self, cu_seqlens_of};
@@ -33,7 +33,8 @@ fn inputs(seed: u64, num_heads: usize, cu_seqlens: CuSeqlens) -> AttentionInputs
 }
 
 fn run(inputs: &AttentionInputs, target: &Target) -> Option<Attention<bf16, f32>> {
-    let gpu = if target.module == ModuleKind::Hopper { Simulator::hopper() } else { Simulator::new() };
+    // so few SMs that a block of the persistent kernels takes several tiles
+    let gpu = if target.module == ModuleKind::Hopper { Simulator::hopper(3) } else { Simulator::new() };
     gpu.map(|mut gpu| attention(&mut gpu, inputs, target))
 }
 
@@ -64,8 +65,8 @@ fn assert_same(a: &Attention<bf16, f32>, b: &Attention<bf16, f32>) {
 /// The plan for these chunks is the short kernel of `rows` rows alone.
 #[track_caller]
 fn assert_short_kernel(inputs: &AttentionInputs, rows: usize) {
-    let tiles = audio::AttentionTiles::new(&inputs.cu_seqlens, inputs.query_states.dim().1, &TARGET);
-    assert_eq!((config::short_rows(tiles.short_row_tiles) as usize, tiles.long.len()), (rows, 0));
+    let tiles = tiles_for(&inputs.cu_seqlens, inputs.query_states.dim().1, &TARGET);
+    assert_eq!((tiles.short_rows() as usize, tiles.long_slots()), (rows, None));
 }
 
 /// `(name, kernel's, reference's)`; those of one list are judged by the scale of the first: the sums of dK vanish in real arithmetic.
@@ -133,25 +134,25 @@ fn short_kernels_equal_the_reference_for_chunk_lengths_around_tiles() {
 
 #[test]
 fn hopper_kernels_for_long_chunks_equal_the_reference() {
-    for (seed, num_heads, chunk_lens, scale) in [
-        (2, 1, &[300][..], 0.125),
-        (3, 2, &[129, 257, 40, 384, 128], 0.125),
-        (4, 1, &[200, 1, 513], 0.125),
-        (5, 1, &[257], 0.25),
+    let no_short_kernel = Target { max_shared_bytes: 0, ..HOPPER };
+    for (seed, num_heads, chunk_lens, scale, target) in [
+        (2, 1, &[300][..], 0.125, HOPPER),
+        (3, 2, &[129, 257, 40, 384, 128], 0.125, HOPPER),
+        (4, 1, &[200, 1, 513], 0.125, no_short_kernel),
+        (5, 1, &[257], 0.25, HOPPER),
     ] {
         let mut inputs = inputs(seed, num_heads, cu_seqlens_of(chunk_lens, 3));
         inputs.scale = scale;
-        let tiles = audio::AttentionTiles::new(&inputs.cu_seqlens, num_heads, &HOPPER);
-        assert!(tiles.flash && !tiles.long.is_empty());
-        let Some(outputs) = run(&inputs, &HOPPER) else { return };
-        assert_accurate(&outputs, &inputs, &HOPPER);
+        assert!(tiles_for(&inputs.cu_seqlens, num_heads, &target).flash());
+        let Some(outputs) = run(&inputs, &target) else { return };
+        assert_accurate(&outputs, &inputs, &target);
     }
 }
 
 #[test]
 fn hopper_kernels_for_long_chunks_do_not_depend_on_the_number_of_blocks() {
     let inputs = inputs(6, 2, cu_seqlens_of(&[260, 130], 1));
-    let on = |num_sms| run(&inputs, &Target { num_sms, ..HOPPER });
+    let on = |num_sms| Simulator::hopper(num_sms).map(|mut gpu| attention(&mut gpu, &inputs, &HOPPER));
     let (Some(one), Some(many)) = (on(1), on(132)) else { return };
     assert_same(&one, &many);
 }
@@ -168,8 +169,8 @@ fn hopper_kernels_for_long_chunks_lose_nothing_to_what_all_keys_share() {
 fn long_kernels_equal_the_reference_for_chunk_lengths_around_tiles() {
     let mut inputs = inputs(1, 2, cu_seqlens_of(&CHUNK_LENS, 3));
     for (target, scale) in [(LONG_KERNELS_ONLY, 0.125), (LONG_KERNELS_ONLY, 0.25), (TARGET, 0.125)] {
-        let tiles = audio::AttentionTiles::new(&inputs.cu_seqlens, 2, &target);
-        assert_eq!((tiles.short.is_empty(), tiles.long.is_empty()), (target == LONG_KERNELS_ONLY, false));
+        let tiles = tiles_for(&inputs.cu_seqlens, 2, &target);
+        assert_eq!((tiles.short_rows() == 0, tiles.long_slots().is_some()), (target == LONG_KERNELS_ONLY, true));
         inputs.scale = scale;
         let Some(outputs) = run(&inputs, &target) else { return };
         assert_accurate(&outputs, &inputs, &target);
@@ -279,12 +280,12 @@ fn one_token_chunks_have_no_query_or_key_gradient_and_their_own_value_gradient()
 }
 
 #[test]
-fn padding_rows_are_neither_read_nor_written() {
+fn padding_rows_are_not_read_and_become_zero() {
     let plain = inputs(7, 2, cu_seqlens_of(&[3, 70, 130], 40));
     let mut garbage = plain.clone();
     garbage.map_rows(203..243, |_| f32::NAN);
     for target in [TARGET, LONG_KERNELS_ONLY] {
-        // That they are not written is checked by every run.
+        // That they become zero is checked by every run.
         let (Some(a), Some(b)) = (run(&plain, &target), run(&garbage, &target)) else { return };
         assert_same(&a, &b);
     }
@@ -295,18 +296,12 @@ fn what_a_chunk_holds_stays_in_it() {
     let plain = inputs(8, 1, cu_seqlens_of(&[30, 60, 130, 20], 0));
     let chunks: Vec<_> = plain.cu_seqlens.chunks().collect();
     for target in [TARGET, LONG_KERNELS_ONLY] {
-        let blocks = audio::AttentionTiles::new(&plain.cu_seqlens, 1, &target);
-        let block_of = |row: usize| {
-            let entries = blocks.short.iter().chain(&blocks.long);
-            entries
-                .filter(move |t| (t.start as usize..(t.start + t.len) as usize).contains(&row))
-                .map(|t| t.bias_row as usize)
-        };
+        let blocks = blocks_of_chunks(&plain.cu_seqlens, 1, &target);
         let Some(expected) = run(&plain, &target) else { return };
         for (i, chunk) in chunks.iter().enumerate() {
             let others: Vec<_> = chunks.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, c)| c.clone()).collect();
-            let mut sums: Vec<usize> = others.iter().flat_map(|c| block_of(c.start)).collect();
-            sums.sort_unstable();
+            let sums: Vec<usize> =
+                blocks.iter().enumerate().filter(|(j, _)| *j != i).flat_map(|(_, blocks)| blocks.clone()).collect();
             for value in [f32::NAN, f32::INFINITY, 1e30] {
                 let mut changed = plain.clone();
                 changed.map_rows(chunk.clone(), |_| value);
@@ -362,9 +357,9 @@ fn column_sums_are_exact_where_fp32_is() {
             |(row, column)| if rows == 4096 { 1.0 } else { integer(row, column) },
         );
         let at = gpu.upload(&x.mapv(bf16::from_f32));
-        let partials =
-            gpu.output(4 * rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize) * column_count);
-        let partial_rows = launch_column_sums(&mut gpu, at, rows as u32, column_count as u32, partials);
+        let partials_bytes = 4 * rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize) * column_count;
+        let partials = gpu.output(partials_bytes);
+        let partial_rows = launch_column_sums(&mut gpu, at, (rows as u32, column_count as u32), 0, partials);
         // Beside it: other partial sums, whose rows are farther apart, and a sum of no rows.
         let other = Array2::from_shape_fn((37, 40), |(row, column)| integer(row, column));
         let others = gpu.upload_pitched(&other, 120, f32::NAN);
@@ -377,6 +372,22 @@ fn column_sums_are_exact_where_fp32_is() {
         ];
         launch_sum_partials(&mut gpu, sums);
         let rounded = |x: Array2<f32>| x.sum_axis(Axis(0)).mapv(bf16::from_f32);
+        // Rows past a limit of the device may hold anything.
+        for limit in
+            [0, rows / 3, rows, rows + 1, usize::MAX].map(|limit| limit.min(i32::MAX as usize + 1) as u32 as i32)
+        {
+            let counted = (limit as u32 as usize).min(rows);
+            let mut limited = x.mapv(bf16::from_f32);
+            limited.slice_mut(s![counted.., ..]).fill(bf16::NAN);
+            let (at, limit) = (gpu.upload(&limited), gpu.upload(&ndarray::arr1(&[limit])));
+            let (partials, out) = (gpu.output(partials_bytes), gpu.output(2 * column_count));
+            let partial_rows = launch_column_sums(&mut gpu, at, (rows as u32, column_count as u32), limit, partials);
+            let sum = (partials, out, partial_rows, column_count as u32, column_count as u32);
+            let nothing = (0, 0, 0, 0, 0);
+            launch_sum_partials(&mut gpu, [sum, nothing, nothing, nothing]);
+            let expected = rounded(x.slice(s![..counted, ..]).to_owned());
+            assert_eq!(gpu.download::<bf16, _>(out, column_count), expected, "{counted} of {rows} rows");
+        }
         assert_eq!(gpu.download::<bf16, _>(outs[0], column_count), rounded(x), "{rows} x {column_count}");
         assert_eq!(gpu.download::<bf16, _>(outs[1], 40), rounded(other.clone()));
         assert_eq!(gpu.download::<bf16, _>(outs[2], 24), ndarray::Array1::from_elem(24, bf16::ZERO));

@@ -8,7 +8,7 @@ use attn_backward::random;
 use attn_backward_kernels::params::{Major, OutputType};
 use attn_backward_tests::simulated::{Simulator, gemm, pitched_elements};
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Axis};
+use ndarray::{Array1, Array2, ArrayView2, Axis, s};
 use proptest::prelude::*;
 use proptest::sample::select;
 use rand::Rng;
@@ -25,6 +25,8 @@ struct Case {
     b: Vec<Array2<f32>>,
     row_exponents: Option<Vec<i32>>,
     exponent: Option<i32>,
+    /// What the device says of how much of k counts; A and B are NaN past it.
+    k_limit: Option<i32>,
     gap: usize,
 }
 
@@ -36,12 +38,20 @@ impl Case {
             |rows, columns| Array2::from_shape_simple_fn((rows, columns), || rng.random_range(-4..=4) as f32);
         let a = (0..shape.num_segments).map(|_| matrix(shape.m, shape.k)).collect();
         let b = (0..shape.num_segments).map(|_| matrix(shape.k, shape.n)).collect();
-        Case { shape, a, b, row_exponents: None, exponent: None, gap: 8 }
+        Case { shape, a, b, row_exponents: None, exponent: None, k_limit: None, gap: 8 }
+    }
+
+    /// k that counts: a negative limit is none.
+    fn counted(&self) -> usize {
+        self.k_limit.map_or(self.shape.k, |limit| self.shape.k.min(limit as u32 as usize))
     }
 
     /// The sums, exact for integers.
     fn sums(&self) -> Array2<f64> {
-        let products = self.a.iter().zip(&self.b).map(|(a, b)| a.mapv(f64::from).dot(&b.mapv(f64::from)));
+        let k = self.counted();
+        let wide = |x: ArrayView2<f32>| x.mapv(f64::from);
+        let products =
+            self.a.iter().zip(&self.b).map(|(a, b)| wide(a.slice(s![.., ..k])).dot(&wide(b.slice(s![..k, ..]))));
         products.fold(Array2::zeros((self.shape.m, self.shape.n)), |sum, product| sum + product)
     }
 
@@ -70,18 +80,23 @@ fn run(gpu: &mut Simulator, operands: Operands, plan: &PortablePlan, cases: &[Ca
         Operands::F16 | Operands::F16Promoted => f16::from_f32(x).to_bits(),
     };
     let mut tensors = Vec::new();
-    for Case { shape, a, b, row_exponents, exponent, gap } in cases {
+    for case in cases {
+        let Case { shape, a, b, row_exponents, exponent, k_limit, gap } = case;
         let (lda, ldb) = (if shape.a_major == Major::K { shape.k } else { shape.m } + gap, shape.n + gap);
         let ldc = shape.n + gap;
         let mut of = ProductTensors { lda: lda as u32, ldb: ldb as u32, ldc: ldc as u32, ..Default::default() };
-        for (s, (a, b)) in a.iter().zip(b).enumerate() {
-            let a = if shape.a_major == Major::K { a.mapv(bits) } else { a.t().mapv(bits) };
-            of.a[s] = gpu.upload_pitched(&a, lda, bits(f32::NAN));
-            of.b[s] = gpu.upload_pitched(&b.mapv(bits), ldb, bits(f32::NAN));
+        for (segment, (a, b)) in a.iter().zip(b).enumerate() {
+            let (mut a, mut b) = (a.mapv(bits), b.mapv(bits));
+            a.slice_mut(s![.., case.counted()..]).fill(bits(f32::NAN));
+            b.slice_mut(s![case.counted().., ..]).fill(bits(f32::NAN));
+            let a = if shape.a_major == Major::K { a } else { a.reversed_axes().as_standard_layout().into_owned() };
+            of.a[segment] = gpu.upload_pitched(&a, lda, bits(f32::NAN));
+            of.b[segment] = gpu.upload_pitched(&b, ldb, bits(f32::NAN));
         }
         let elem_bytes = if shape.c_type == OutputType::Bf16 { 2 } else { 4 };
         of.c = gpu.output(elem_bytes * pitched_elements(shape.m, shape.n, ldc));
         of.row_exponents = row_exponents.as_ref().map_or(0, |e| gpu.upload(&Array1::from(e.clone())));
+        of.k_limit = k_limit.map_or(0, |limit| gpu.upload(&Array1::from(vec![limit])));
         of.exponent = exponent.map_or(0, |e| gpu.upload(&Array1::from(vec![e])));
         tensors.push(of);
     }
@@ -137,6 +152,23 @@ fn extents_around_a_tile_are_right_in_m_n_and_k() {
         for launch in cases.chunks(5) {
             assert_exact(operands, launch, H200_SMS);
         }
+    }
+}
+
+#[test]
+fn nothing_past_the_devices_limit_of_k_reaches_a_product() {
+    for operands in ENTRIES {
+        let c_type = *c_types(operands).last().unwrap();
+        // whole and split products; the limit in, at the end of, and between k-blocks
+        let mut cases = [(0, 200), (1, 200), (64, 200), (100, 1000), (511, 1537)].map(|(limit, k)| {
+            let shape = shape(136, 72, k, 1, Major::Mn, c_type);
+            Case { k_limit: Some(limit), ..Case::integers(k as u64, shape) }
+        });
+        assert_exact(operands, &cases, H200_SMS);
+        for (case, limit) in cases.iter_mut().zip([200, 201, -1, i32::MAX, i32::MIN]) {
+            case.k_limit = Some(limit);
+        }
+        assert_exact(operands, &cases, H200_SMS);
     }
 }
 

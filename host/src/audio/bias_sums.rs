@@ -35,7 +35,7 @@ impl BiasSums {
         inputs: &DeviceInputs<'_>,
         workspace: &Workspace,
     ) -> Result<(), Error> {
-        let (rows, columns) = (plan.tokens() as u32, plan.shape().d_model() as u32);
+        let (rows, columns) = (plan.shape().total_seq_len as u32, plan.shape().d_model() as u32);
         if rows == 0 {
             return Ok(());
         }
@@ -43,6 +43,7 @@ impl BiasSums {
         let params = ColumnSumsParams {
             x: inputs.grad_output.address() as *const u16,
             partials: workspace.at(plan.regions.out_bias_partials) as *mut f32,
+            row_limit: plan.token_count(inputs) as *const i32,
             rows,
             columns,
             rows_per_block,
@@ -71,12 +72,12 @@ impl BiasSums {
     ) -> Result<(), Error> {
         let columns = plan.shape().d_model() as u32;
         let blocks = columns.div_ceil(config::SUM_PARTIALS_COLUMNS);
-        let tokens = plan.tokens() as u32;
+        let total_seq_len = plan.shape().total_seq_len as u32;
         let [q, k, v] = qkv_sums(plan, gradients, workspace);
         let out = PartialSum {
             partials: workspace.at(plan.regions.out_bias_partials) as *const f32,
             out: gradients.grad_out_bias.address() as *mut u16,
-            rows: tokens.div_ceil(config::column_sums_rows_per_block(tokens)),
+            rows: total_seq_len.div_ceil(config::column_sums_rows_per_block(total_seq_len)),
             pitch: columns,
             columns,
             first_block: 3 * blocks,
@@ -99,7 +100,7 @@ pub(super) fn qkv_sums(plan: &Plan, gradients: &DeviceGradients<'_>, workspace: 
     [0, 1, 2].map(|index: u32| PartialSum {
         partials: (workspace.at(plan.regions.bias_partials) + u64::from(4 * index * columns)) as *const f32,
         out: outputs[index as usize].address() as *mut u16,
-        rows: plan.tiles.bias_rows as u32,
+        rows: plan.tiles.bias_rows() as u32,
         pitch: 3 * columns,
         columns,
         first_block: index * columns.div_ceil(config::SUM_PARTIALS_COLUMNS),

@@ -1,16 +1,18 @@
 //! The Hopper kernels for long chunks: their workspace and launches.
 use attn_backward_kernels::config::attention_flash as config;
-use attn_backward_kernels::params::{AttentionTile, FlashParams};
+use attn_backward_kernels::params::{AttentionParams, FlashParams, FlashTile};
 
+use super::Plan;
 use super::tiles::FLASH_KERNELS;
-use super::{DeviceInputs, Plan};
-use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, Stream};
+use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream};
 use crate::workspace::Workspace;
 use crate::{Error, Region, WorkspaceLayout};
 
 /// Places in the workspace, all empty if the kernels do not run. See [`FlashParams`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Regions {
+    found_tiles: Region,
+    tiles: Region,
     largest: Region,
     exponents: Region,
     operands: Region,
@@ -20,16 +22,20 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    /// Adds the regions of so many slots (tiles of one head) to `layout`.
-    pub fn new(layout: &mut WorkspaceLayout, slots: u64) -> Regions {
+    /// Adds the regions of so many slots of each head to `layout`.
+    pub fn new(layout: &mut WorkspaceLayout, slots: u32, num_heads: usize) -> Regions {
+        let table = u64::from(slots) * size_of::<FlashTile>() as u64;
+        let places = u64::from(slots) * num_heads as u64;
         let operands = u64::from(config::OPERANDS);
-        let counters = if slots == 0 { 0 } else { 2 * slots + 1 };
+        let counters = if places == 0 { 0 } else { 2 * places + 1 };
         Regions {
-            largest: layout.add("long chunks' largest exponents", 4 * operands * slots),
-            exponents: layout.add("long chunks' scale exponents", 4 * operands * slots),
-            operands: layout.add("long chunks' operands fp16", u64::from(config::TILE_BYTES) * operands * slots),
-            statistics: layout.add("long chunks' row statistics", u64::from(config::STATISTICS_BYTES) * slots),
-            dq: layout.add("long chunks' dq fp32", 4 * u64::from(config::DQ_FLOATS) * slots),
+            found_tiles: layout.add("long chunks' tiles, as found", table),
+            tiles: layout.add("long chunks' tiles", table),
+            largest: layout.add("long chunks' largest exponents", 4 * operands * places),
+            exponents: layout.add("long chunks' scale exponents", 4 * operands * places),
+            operands: layout.add("long chunks' operands fp16", u64::from(config::TILE_BYTES) * operands * places),
+            statistics: layout.add("long chunks' row statistics", u64::from(config::STATISTICS_BYTES) * places),
+            dq: layout.add("long chunks' dq fp32", 4 * u64::from(config::DQ_FLOATS) * places),
             counters: layout.add("long chunks' counters", 4 * counters),
         }
     }
@@ -39,7 +45,6 @@ impl Regions {
 #[derive(Debug)]
 pub(super) struct FlashAttention {
     launches: [(Kernel, LaunchConfig); FLASH_KERNELS.len()],
-    tiles: Buffer<AttentionTile>,
 }
 
 impl FlashAttention {
@@ -48,27 +53,27 @@ impl FlashAttention {
     /// # Errors
     /// [`Error::Gpu`].
     pub fn new(gpu: &Gpu, plan: &Plan) -> Result<Option<FlashAttention>, Error> {
-        if plan.tiles.long.is_empty() || !plan.tiles.flash {
+        if !plan.tiles.flash() {
             return Ok(None);
         }
-        let tiles = Buffer::from_slice(gpu, "the table of long chunks' tiles", &plan.tiles.long)?;
-        let (num_tiles, num_heads) = (plan.tiles.long.len() as u32, plan.shape().num_heads as u32);
-        let a_block_a_slot = [num_tiles, num_heads, 1];
-        let slots = num_tiles * num_heads;
-        let a_block_an_sm = [slots.min(plan.target().num_sms.max(1) as u32), 1, 1];
+        let (slots, num_heads) = (plan.tiles.long_blocks(), plan.shape().num_heads as u32);
+        let a_block_a_place = [slots, num_heads, 1];
+        let places = u64::from(slots) * u64::from(num_heads);
+        let a_block_an_sm = [places.min(plan.target().num_sms.max(1) as u64) as u32, 1, 1];
         let launch = |name, grid, block, shared_bytes| -> Result<_, Error> {
             let kernel = gpu.kernel(plan.target().module, name)?;
             Ok((kernel, LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal }))
         };
         let [largest, convert, forward, backward, dq] = FLASH_KERNELS;
-        let launches = [
-            launch(largest, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
-            launch(convert, a_block_a_slot, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
-            launch(forward, a_block_an_sm, config::THREADS, config::forward::SHARED_BYTES)?,
-            launch(backward, a_block_an_sm, config::THREADS, config::backward::SHARED_BYTES)?,
-            launch(dq, a_block_a_slot, config::ROWS_THREADS, config::DQ_SHARED_BYTES)?,
-        ];
-        Ok(Some(FlashAttention { launches, tiles }))
+        Ok(Some(FlashAttention {
+            launches: [
+                launch(largest, a_block_a_place, config::ROWS_THREADS, config::LARGEST_SHARED_BYTES)?,
+                launch(convert, a_block_a_place, config::ROWS_THREADS, config::CONVERT_SHARED_BYTES)?,
+                launch(forward, a_block_an_sm, config::THREADS, config::forward::SHARED_BYTES)?,
+                launch(backward, a_block_an_sm, config::THREADS, config::backward::SHARED_BYTES)?,
+                launch(dq, a_block_a_place, config::ROWS_THREADS, config::DQ_SHARED_BYTES)?,
+            ],
+        }))
     }
 
     /// Enqueues the kernels.
@@ -77,43 +82,32 @@ impl FlashAttention {
     /// [`Error::Gpu`].
     ///
     /// # Safety
-    /// `inputs` and `workspace` are those of `plan`, checked, and outlive the work; grad_attention has been enqueued.
+    /// `attention` and `workspace` are those of `plan`, valid until the work is done; grad_attention has been enqueued.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
         plan: &Plan,
-        inputs: &DeviceInputs<'_>,
+        attention: AttentionParams,
         workspace: &Workspace,
     ) -> Result<(), Error> {
-        let params = self.params(plan, inputs, workspace);
+        let regions = &plan.regions.flash;
+        let params = FlashParams {
+            attention,
+            found_tiles: workspace.at(regions.found_tiles) as *mut FlashTile,
+            tiles: workspace.at(regions.tiles) as *mut FlashTile,
+            largest: workspace.at(regions.largest) as *mut u32,
+            exponents: workspace.at(regions.exponents) as *mut i32,
+            operands: workspace.at(regions.operands) as *mut u8,
+            statistics: workspace.at(regions.statistics) as *mut f32,
+            dq: workspace.at(regions.dq) as *mut f32,
+            counters: workspace.at(regions.counters) as *mut u32,
+            num_slots: plan.tiles.long_blocks(),
+            reserved: 0,
+        };
         for (kernel, config) in &self.launches {
             // SAFETY: as the caller promises; each kernel reads what those before it wrote.
             unsafe { kernel.launch(stream, config, &params)? };
         }
         Ok(())
-    }
-
-    fn params(&self, plan: &Plan, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> FlashParams {
-        let (shape, regions) = (plan.shape(), &plan.regions);
-        FlashParams {
-            query_states: inputs.query_states.address() as *const u8,
-            key_states: inputs.key_states.address() as *const u8,
-            value_states: inputs.value_states.address() as *const u8,
-            d_attn: workspace.at(regions.d_attn) as *const u8,
-            tiles: self.tiles.address() as *const AttentionTile,
-            largest: workspace.at(regions.flash.largest) as *mut u32,
-            exponents: workspace.at(regions.flash.exponents) as *mut i32,
-            operands: workspace.at(regions.flash.operands) as *mut u8,
-            statistics: workspace.at(regions.flash.statistics) as *mut f32,
-            dq: workspace.at(regions.flash.dq) as *mut f32,
-            counters: workspace.at(regions.flash.counters) as *mut u32,
-            o: workspace.at(regions.o) as *mut u8,
-            dqkv: workspace.at(regions.dqkv) as *mut u8,
-            bias_partials: workspace.at(regions.bias_partials) as *mut f32,
-            total_seq_len: shape.total_seq_len as u32,
-            num_heads: shape.num_heads as u32,
-            num_tiles: self.tiles.len() as u32,
-            scale: shape.scale,
-        }
     }
 }

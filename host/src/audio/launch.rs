@@ -1,23 +1,25 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** Memsets (padding rows; counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM,
-//! bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
+//! **Order.** Memset (counters, if no rider zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM, bias sums. Where the GEMMs are wgmma kernels their riders do the small work instead: the first one zeroes the counters of the second, the second
 //! sums columns and biases.
-use std::sync::Arc;
-
+//!
+//! **Chunks.** The kernels read `cu_seqlens` on the device; nothing here depends on what it holds. Rows past the last chunk: grad_attention is
+//! whatever it is there, the attention kernels write zeros to O, dQ, dK and dV, and sums over tokens end where the device says.
 use attn_backward_kernels::config::attention as config;
-use attn_backward_kernels::params::{AttentionParams, AttentionTile};
+use attn_backward_kernels::params::AttentionParams;
+use attn_backward_kernels::schedule::chunks::TileSlots;
 
 use super::bias_sums::BiasSums;
 use super::flash::FlashAttention;
-use super::tiles::LONG_KERNELS;
+use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
+use crate::device_tensors;
 use crate::gemm::{GroupedGemm, ProductTensors};
-use crate::gpu::{Buffer, Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
+use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorView, TensorViewMut};
 use crate::workspace::Workspace;
 
-/// Operation A, ready to run on one GPU for one shape and one cut into chunks. Runs on several streams and threads may overlap, each with
+/// Operation A, ready to run on one GPU for one shape and any chunks inside of the plan's capacity. Runs on several streams and threads may overlap, each with
 /// a workspace of its own.
 #[derive(Debug)]
 pub struct Backward {
@@ -25,20 +27,11 @@ pub struct Backward {
     plan: Plan,
     d_attn_gemm: GroupedGemm,
     gradients_gemm: GroupedGemm,
-    attention: Vec<AttentionLaunch>,
+    attention: Vec<(Kernel, LaunchConfig)>,
     /// The long kernels of the Hopper module, if the plan has them.
     flash: Option<FlashAttention>,
     /// `None`: the gradients GEMM's rider sums.
     bias_sums: Option<BiasSums>,
-}
-
-/// One launch of an attention kernel: a block per tile and head.
-#[derive(Debug)]
-struct AttentionLaunch {
-    kernel: Kernel,
-    config: LaunchConfig,
-    /// The table of its tiles; one serves both long kernels.
-    tiles: Arc<Buffer<AttentionTile>>,
 }
 
 impl Backward {
@@ -67,6 +60,10 @@ impl Backward {
     /// Enqueues the operation on `stream`: no allocation, no waiting, may be captured into a CUDA graph. Every element of `gradients`
     /// is overwritten. `inputs`, `gradients` and `workspace` must outlive the work enqueued.
     ///
+    /// The kernels read `inputs.cu_seqlens` when they run, so that its content may change between launches of a graph, inside of the plan's
+    /// [`Capacity`](super::Capacity). Offsets that break a rule never make a kernel read or write out of bounds: grad_q_bias is then NaN
+    /// throughout and the other gradients are unspecified. [`Backward::check_cu_seqlens`] says what is wrong.
+    ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Shape`], [`Error::Layout`], a wrong device or too small a workspace, before anything is launched;
     /// [`Error::Gpu`] if a launch fails.
@@ -80,6 +77,8 @@ impl Backward {
         let (shape, regions) = (self.plan.shape(), &self.plan.regions);
         inputs.check(&self.gpu, shape)?;
         gradients.check(&self.gpu, shape)?;
+        let offsets = [self.plan.capacity().num_chunks + 1];
+        device_tensors::check::<i32>(&self.gpu, "cu_seqlens", &inputs.cu_seqlens, &offsets)?;
         workspace.check(&self.gpu, self.plan.workspace())?;
         let d_attn = self.d_attn_product(inputs, workspace);
         let mut d_attn = self.d_attn_gemm.prepare(&[d_attn], workspace.at(regions.d_attn_gemm))?;
@@ -91,7 +90,6 @@ impl Backward {
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work, and each launch
         // reads what those before it on the stream wrote.
         unsafe {
-            self.zero_padding(stream, gradients)?;
             if !self.plan.d_attn_gemm.is_hopper() {
                 products.zero_counters(stream)?;
             }
@@ -99,12 +97,12 @@ impl Backward {
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
             }
-            for launch in &self.attention {
-                let params = self.attention_params(launch, inputs, workspace);
-                launch.kernel.launch(stream, &launch.config, &params)?;
+            let params = self.attention_params(inputs, workspace);
+            for (kernel, config) in &self.attention {
+                kernel.launch(stream, config, &params)?;
             }
             if let Some(flash) = &self.flash {
-                flash.launch(stream, &self.plan, inputs, workspace)?;
+                flash.launch(stream, &self.plan, params, workspace)?;
             }
             self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
@@ -112,6 +110,20 @@ impl Backward {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the work that is in `stream`, and checks the content of `cu_seqlens` then: optional, for those who do not trust it. Costs a copy
+    /// to the host.
+    ///
+    /// # Errors
+    /// As [`Capacity::check`](super::Capacity::check), naming the first offset that is wrong; as [`Backward::run`] for the tensor itself.
+    pub fn check_cu_seqlens(&self, stream: &Stream, cu_seqlens: &TensorView<'_>) -> Result<(), Error> {
+        let capacity = self.plan.capacity();
+        device_tensors::check::<i32>(&self.gpu, "cu_seqlens", cu_seqlens, &[capacity.num_chunks + 1])?;
+        let mut offsets = vec![0i32; capacity.num_chunks + 1];
+        // SAFETY: the view is of as many offsets, and whoever made it answers for the memory.
+        unsafe { stream.copy_to_host(cu_seqlens.address(), &mut offsets)? };
+        capacity.check(&offsets, self.plan.shape().total_seq_len)
     }
 
     fn d_attn_product(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> ProductTensors {
@@ -148,82 +160,78 @@ impl Backward {
             ldc: d_model,
             ..Default::default()
         };
-        let hidden = [inputs.hidden_states.address(), 0, 0];
+        let [grad_output_boundary, hidden_boundary] = self.boundaries(workspace);
+        let wgrad = |a, lda, b, c, [a_boundary, b_boundary]: [u64; 2]| ProductTensors {
+            k_limit: self.plan.token_count(inputs),
+            a_boundary,
+            b_boundary,
+            ..product([a, 0, 0], lda, [b, 0, 0], c)
+        };
+        let of_hidden =
+            |i: usize, c| wgrad(dqkv[i], 3 * d_model, inputs.hidden_states.address(), c, [0, hidden_boundary]);
+        let (grad_output, o) = (inputs.grad_output.address(), workspace.at(regions.o));
         [
             product(dqkv, 3 * d_model, weights, &gradients.grad_hidden_states),
-            product([dqkv[0], 0, 0], 3 * d_model, hidden, &gradients.grad_q_weight),
-            product([dqkv[1], 0, 0], 3 * d_model, hidden, &gradients.grad_k_weight),
-            product([dqkv[2], 0, 0], 3 * d_model, hidden, &gradients.grad_v_weight),
-            product(
-                [inputs.grad_output.address(), 0, 0],
-                d_model,
-                [workspace.at(regions.o), 0, 0],
-                &gradients.grad_out_weight,
-            ),
+            of_hidden(0, &gradients.grad_q_weight),
+            of_hidden(1, &gradients.grad_k_weight),
+            of_hidden(2, &gradients.grad_v_weight),
+            wgrad(grad_output, d_model, o, &gradients.grad_out_weight, [grad_output_boundary, 0]),
         ]
     }
 
-    fn attention_params(
-        &self,
-        launch: &AttentionLaunch,
-        inputs: &DeviceInputs<'_>,
-        workspace: &Workspace,
-    ) -> AttentionParams {
-        let (shape, regions) = (self.plan.shape(), &self.plan.regions);
+    /// Where the attention kernels leave grad_output's and hidden_states' rows around the last token; 0 if the gradients GEMM needs none.
+    fn boundaries(&self, workspace: &Workspace) -> [u64; 2] {
+        let region = self.plan.regions.boundary;
+        let first = workspace.at(region);
+        if region.bytes == 0 { [0, 0] } else { [first, first + region.bytes / 2] }
+    }
+
+    fn attention_params(&self, inputs: &DeviceInputs<'_>, workspace: &Workspace) -> AttentionParams {
+        let (shape, tiles, regions) = (self.plan.shape(), &self.plan.tiles, &self.plan.regions);
+        let capacity = self.plan.capacity();
         AttentionParams {
             query_states: inputs.query_states.address() as *const u8,
             key_states: inputs.key_states.address() as *const u8,
             value_states: inputs.value_states.address() as *const u8,
             d_attn: workspace.at(regions.d_attn) as *const u8,
-            tiles: launch.tiles.address() as *const AttentionTile,
+            cu_seqlens: inputs.cu_seqlens.address() as *const i32,
             o: workspace.at(regions.o) as *mut u8,
             dqkv: workspace.at(regions.dqkv) as *mut u8,
             bias_partials: workspace.at(regions.bias_partials) as *mut f32,
             stats: workspace.at(regions.stats) as *mut f32,
+            grad_output: inputs.grad_output.address() as *const u8,
+            hidden_states: inputs.hidden_states.address() as *const u8,
+            boundary: self.boundaries(workspace)[0] as *mut u8,
             total_seq_len: shape.total_seq_len as u32,
             num_heads: shape.num_heads as u32,
+            num_chunks: capacity.num_chunks as u32,
             scale: shape.scale,
+            max_chunk_len: capacity.max_chunk_len as u32,
+            short_rows: tiles.short_rows(),
+            long_slots: tiles.long_slots().unwrap_or(TileSlots::ANY),
+            long_bias_row: tiles.short_blocks(),
             reserved: 0,
         }
     }
-
-    /// Zeros in the rows of grad_hidden_states that belong to no chunk.
-    ///
-    /// # Safety
-    /// The gradients were checked.
-    unsafe fn zero_padding(&self, stream: &Stream, gradients: &DeviceGradients<'_>) -> Result<(), Error> {
-        let row_bytes = 2 * self.plan.shape().d_model();
-        let padding = self.plan.cu_seqlens().padding();
-        let first = gradients.grad_hidden_states.address() + (padding.start * row_bytes) as u64;
-        // SAFETY: the rows lie in grad_hidden_states.
-        unsafe { Ok(stream.fill(first, 0, padding.len() * row_bytes)?) }
-    }
 }
 
-/// The attention kernels that the plan's chunks need, in order.
-fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<AttentionLaunch>, Error> {
+/// The attention kernels that the plan needs, in order.
+fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<(Kernel, LaunchConfig)>, Error> {
     let (tiles, module) = (&plan.tiles, plan.target().module);
     let heads = plan.shape().num_heads as u32;
-    let table = |tiles: &[AttentionTile]| -> Result<_, Error> {
-        Ok(Arc::new(Buffer::from_slice(gpu, "the table of attention tiles", tiles)?))
-    };
-    let launch = |name: &str, table: &Arc<Buffer<AttentionTile>>, block, shared_bytes| -> Result<_, Error> {
-        let grid = [table.len() as u32, heads, 1];
-        let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Normal };
-        Ok(AttentionLaunch { kernel: gpu.kernel(module, name)?, config, tiles: table.clone() })
+    let launch = |name: &str, blocks, block, shared_bytes| -> Result<_, Error> {
+        let config = LaunchConfig { grid: [blocks, heads, 1], block, shared_bytes, launch: Launch::Normal };
+        Ok((gpu.kernel(module, name)?, config))
     };
     let mut launches = Vec::new();
-    if !tiles.short.is_empty() {
-        let row_tiles = tiles.short_row_tiles;
+    if let Some(row_tiles) = tiles.short_row_tiles() {
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
-        launches.push(launch(&tiles.short_kernel(), &table(&tiles.short)?, block, shared_bytes)?);
+        launches.push(launch(&short_kernel(row_tiles), tiles.short_blocks(), block, shared_bytes)?);
     }
-    if !tiles.long.is_empty() && !tiles.flash {
-        let table = table(&tiles.long)?;
-        for (name, shared_bytes) in
-            LONG_KERNELS.into_iter().zip([config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES])
-        {
-            launches.push(launch(name, &table, config::LONG_THREADS, shared_bytes)?);
+    if tiles.long_slots().is_some() && !tiles.flash() {
+        let shared_bytes = [config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES];
+        for (name, shared_bytes) in LONG_KERNELS.into_iter().zip(shared_bytes) {
+            launches.push(launch(name, tiles.long_blocks(), config::LONG_THREADS, shared_bytes)?);
         }
     }
     Ok(launches)

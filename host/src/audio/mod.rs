@@ -11,10 +11,12 @@
 use half::bf16;
 use ndarray::{Array1, Array2, Array4, ArrayViewD};
 
+use crate::cu_seqlens::check_total_seq_len;
 use crate::gpu::Stream;
 use crate::{CuSeqlens, Device, Error, Target, Workspace};
 
 mod bias_sums;
+mod capacity;
 pub mod cpu;
 mod device;
 mod flash;
@@ -24,6 +26,7 @@ pub mod reference;
 mod riders;
 mod tiles;
 
+pub use capacity::Capacity;
 pub use device::{DeviceGradients, DeviceInputs, GradientBuffers, InputBuffers};
 pub use launch::Backward;
 pub use plan::Plan;
@@ -49,11 +52,11 @@ impl Shape {
         self.num_heads * HEAD_DIM
     }
 
-    /// Checks what the operation supports, and that `cu_seqlens` was made for as many rows.
+    /// Checks what the operation supports.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for no heads, or a scale that is not finite and positive; [`Error::Shape`].
-    pub fn check(&self, cu_seqlens: &CuSeqlens) -> Result<(), Error> {
+    /// [`Error::Unsupported`] for no heads, a scale that is not finite and positive, or more rows than `i32::MAX`.
+    pub fn check(&self) -> Result<(), Error> {
         let unsupported = |argument, value: String, supported: &str| {
             Err(Error::Unsupported { argument, value, supported: supported.into() })
         };
@@ -63,6 +66,11 @@ impl Shape {
         if !(self.scale.is_finite() && self.scale > 0.0) {
             return unsupported("scale", self.scale.to_string(), "finite and greater than 0");
         }
+        check_total_seq_len(self.total_seq_len)
+    }
+
+    /// [`Error::Shape`] unless `cu_seqlens` was made for as many rows.
+    pub(crate) fn check_rows_of(&self, cu_seqlens: &CuSeqlens) -> Result<(), Error> {
         Error::check_shape("rows that cu_seqlens was made for", &[self.total_seq_len], &[cu_seqlens.total_seq_len()])
     }
 }
@@ -111,7 +119,8 @@ impl Inputs {
             return Err(Error::Unsupported { argument: "head_dim", value: head_dim.to_string(), supported });
         }
         let shape = Shape { total_seq_len, num_heads, scale: self.scale };
-        shape.check(&self.cu_seqlens)?;
+        shape.check()?;
+        shape.check_rows_of(&self.cu_seqlens)?;
         let d_model = shape.d_model();
         let heads = [1, num_heads, total_seq_len, HEAD_DIM];
         Error::check_shape("key_states", &heads, self.key_states.shape())?;
@@ -190,9 +199,9 @@ pub fn backward(device: &Device, inputs: &Inputs) -> Result<Gradients, Error> {
 }
 
 /// Floating-point operations of the backward pass: `16 T D^2` for the projections and `14 L^2 D` for a chunk of `L` rows.
-pub fn flops(shape: &Shape, cu_seqlens: &CuSeqlens) -> f64 {
+pub fn flops(shape: &Shape, chunk_lens: impl Iterator<Item = usize>) -> f64 {
     let d_model = shape.d_model() as f64;
-    let attention: f64 = cu_seqlens.chunks().map(|c| 14.0 * (c.len() as f64).powi(2) * d_model).sum();
+    let attention: f64 = chunk_lens.map(|len| 14.0 * (len as f64).powi(2) * d_model).sum();
     16.0 * shape.total_seq_len as f64 * d_model * d_model + attention
 }
 
@@ -210,6 +219,6 @@ mod tests {
     fn flops_follow_the_true_chunk_lengths() {
         let shape = Shape { total_seq_len: 390, num_heads: 20, scale: 0.125 };
         let cu = CuSeqlens::new(&[0, 104, 208, 312, 390], 390).unwrap();
-        assert_eq!(flops(&shape, &cu), 690_493_440.0 + 10_223_616_000.0);
+        assert_eq!(flops(&shape, cu.chunk_lens()), 690_493_440.0 + 10_223_616_000.0);
     }
 }

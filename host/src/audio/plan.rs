@@ -1,23 +1,23 @@
-//! Plan of operation A: shapes and chunk offsets -> launches and workspace, without a GPU.
+//! Plan of operation A: shapes and bounds of the chunks -> launches and workspace, without a GPU.
 use std::fmt;
 
-use attn_backward_kernels::config::attention as config;
+use attn_backward_kernels::config::{attention as config, wgmma};
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::tiles::AttentionTiles;
-use super::{HEAD_DIM, Shape, flash};
+use super::{Capacity, DeviceInputs, HEAD_DIM, Shape, flash};
 use crate::gemm::hopper::KCuts;
 use crate::gemm::{GemmPlan, Operands, ProductShape};
 use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
 
-/// How operation A runs for one shape and one cut into chunks.
+/// How operation A runs for one shape and any chunks inside of a [`Capacity`].
 #[derive(Clone, Debug)]
 pub struct Plan {
     shape: Shape,
-    cu_seqlens: CuSeqlens,
+    flops: f64,
     target: Target,
     pub(super) tiles: AttentionTiles,
-    /// grad_output @ out_weight; `None` without tokens.
+    /// grad_output @ out_weight.
     pub(super) d_attn_gemm: GemmPlan,
     /// grad_hidden_states and the four weight gradients.
     pub(super) gradients_gemm: GemmPlan,
@@ -35,54 +35,78 @@ pub(super) struct Regions {
     pub out_bias_partials: Region,
     pub stats: Region,
     pub flash: flash::Regions,
+    pub boundary: Region,
     pub d_attn_gemm: Region,
     pub gradients_gemm: Region,
 }
 
 impl Plan {
-    /// Plans the operation.
+    /// Plans the operation for chunks of these lengths: right for all others inside of their [`Capacity`], too, and fastest for these.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if there are no heads or too many, or the scale is not finite and positive; [`Error::Shape`] if
-    /// `cu_seqlens` was made for another number of rows.
+    /// As [`Plan::with_capacity`]; [`Error::Shape`] if `cu_seqlens` was made for another number of rows.
     pub fn new(shape: &Shape, cu_seqlens: &CuSeqlens, target: &Target) -> Result<Plan, Error> {
-        shape.check(cu_seqlens)?;
-        let most = config::MAX_HEADS as usize;
-        if shape.num_heads > most {
-            let supported = format!("at most {most} on a GPU");
-            return Err(Error::Unsupported { argument: "num_heads", value: shape.num_heads.to_string(), supported });
+        shape.check_rows_of(cu_seqlens)?;
+        Plan::with_lens(shape, Capacity::of(cu_seqlens), cu_seqlens.chunk_lens(), target)
+    }
+
+    /// Plans the operation for chunks of which nothing but bounds is known; kernels are chosen as for chunks of equal length.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there are no heads or too many, too many rows or chunks, or the scale is not finite and positive.
+    pub fn with_capacity(shape: &Shape, capacity: Capacity, target: &Target) -> Result<Plan, Error> {
+        let equal = shape.total_seq_len.div_ceil(capacity.num_chunks.max(1)).min(capacity.max_chunk_len);
+        Plan::with_lens(shape, capacity, std::iter::repeat_n(equal, capacity.num_chunks), target)
+    }
+
+    fn with_lens(
+        shape: &Shape,
+        capacity: Capacity,
+        lens: impl Iterator<Item = usize> + Clone,
+        target: &Target,
+    ) -> Result<Plan, Error> {
+        shape.check()?;
+        let at_most = |argument, value: usize, most: u32| {
+            let (value, supported) = (value.to_string(), format!("at most {most} on a GPU"));
+            Error::Unsupported { argument, value, supported }
+        };
+        if shape.num_heads > config::MAX_HEADS as usize {
+            return Err(at_most("num_heads", shape.num_heads, config::MAX_HEADS));
         }
-        let tokens = cu_seqlens.padding().start;
-        let d_model = shape.d_model();
-        let tiles = AttentionTiles::new(cu_seqlens, shape.num_heads, target);
+        if capacity.num_chunks > config::MAX_CHUNKS as usize {
+            return Err(at_most("num_chunks", capacity.num_chunks, config::MAX_CHUNKS));
+        }
+        let (rows, d_model) = (shape.total_seq_len, shape.d_model());
+        let tiles = AttentionTiles::new(capacity, rows, lens.clone(), shape.num_heads, target);
         // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
-        let d_attn = [d_attn_product(tokens, d_model)];
+        let d_attn = [d_attn_product(rows, d_model)];
         let d_attn_gemm = GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?;
-        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(tokens, d_model))?;
+        let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(rows, d_model))?;
 
         let mut layout = WorkspaceLayout::default();
-        let matrix = (tokens * d_model) as u64;
-        let column_sum_rows = match gradients_gemm.is_hopper() {
-            true => 0, // the rider sums whole columns
-            false => tokens.div_ceil(config::column_sums_rows_per_block(tokens as u32) as usize),
+        let matrix = (rows * d_model) as u64;
+        let (column_sum_rows, boundary_rows) = match gradients_gemm.is_hopper() {
+            true => (0, 2 * wgmma::TILE_K as usize), // the rider sums whole columns
+            false => (rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize), 0),
         };
-        let streamed = !tiles.long.is_empty() && !tiles.flash;
-        let stats_rows = if streamed { (shape.num_heads * shape.total_seq_len) as u64 } else { 0 };
-        let slots = if tiles.flash { tiles.long.len() * shape.num_heads } else { 0 };
+        let streamed = tiles.long_slots().is_some() && !tiles.flash();
+        let stats_rows = if streamed { (shape.num_heads * rows) as u64 } else { 0 };
+        let flash_slots = if tiles.flash() { tiles.long_blocks() } else { 0 };
         let regions = Regions {
             d_attn: layout.add("grad_attention fp32", 4 * matrix),
             o: layout.add("attention output bf16", 2 * matrix),
             dqkv: layout.add("dq, dk, dv bf16", 6 * matrix),
-            bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows * d_model) as u64),
+            bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows() * d_model) as u64),
             out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
             stats: layout.add("long chunks' statistics", 16 * stats_rows),
-            flash: flash::Regions::new(&mut layout, slots as u64),
+            flash: flash::Regions::new(&mut layout, flash_slots, shape.num_heads),
+            boundary: layout.add("rows where tokens end", 2 * (boundary_rows * d_model) as u64),
             d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm.workspace_bytes()),
             gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
         };
         Ok(Plan {
             shape: *shape,
-            cu_seqlens: cu_seqlens.clone(),
+            flops: super::flops(shape, lens),
             target: *target,
             tiles,
             d_attn_gemm,
@@ -97,9 +121,9 @@ impl Plan {
         &self.shape
     }
 
-    /// Chunk offsets that it is for.
-    pub fn cu_seqlens(&self) -> &CuSeqlens {
-        &self.cu_seqlens
+    /// Bounds of the chunks that it takes, which are not below those that it was made for.
+    pub fn capacity(&self) -> Capacity {
+        self.tiles.capacity()
     }
 
     /// Machine that it is for.
@@ -122,9 +146,9 @@ impl Plan {
         &self.gradients_gemm
     }
 
-    /// Rows that belong to a chunk.
-    pub(super) fn tokens(&self) -> usize {
-        self.cu_seqlens.padding().start
+    /// Device address of the number of rows that belong to a chunk: the last offset.
+    pub(super) fn token_count(&self, inputs: &DeviceInputs<'_>) -> u64 {
+        inputs.cu_seqlens.address() + 4 * self.capacity().num_chunks as u64
     }
 
     /// Whether the gradients GEMM sums the biases' gradients, too; else kernels of their own do.
@@ -135,11 +159,8 @@ impl Plan {
     /// Every launch of a run, in order, and what is particular about it.
     fn launches(&self) -> Vec<String> {
         let mut launches = Vec::new();
-        if !self.cu_seqlens.padding().is_empty() {
-            launches.push("memset of padding rows".into());
-        }
         launches.extend(self.d_attn_gemm.kernels().into_iter().map(String::from));
-        if !self.biases_ride() && self.tokens() > 0 {
+        if !self.biases_ride() && self.shape.total_seq_len > 0 {
             launches.push("column_sums_bf16".into());
         }
         launches.extend(self.tiles.kernels());
@@ -158,34 +179,29 @@ impl Plan {
 }
 
 /// grad_output @ out_weight, in fp32: rounding it to bf16 would cost grad_hidden_states its accuracy.
-fn d_attn_product(tokens: usize, d_model: usize) -> ProductShape {
-    ProductShape { m: tokens, n: d_model, k: d_model, num_segments: 1, a_major: Major::K, c_type: OutputType::F32 }
+fn d_attn_product(rows: usize, d_model: usize) -> ProductShape {
+    ProductShape { m: rows, n: d_model, k: d_model, num_segments: 1, a_major: Major::K, c_type: OutputType::F32 }
 }
 
-/// grad_hidden_states, then the gradients of q_weight, k_weight, v_weight and out_weight. Padding rows take part in none of them:
-/// they are outside of m, and outside of k.
-fn gradient_products(tokens: usize, d_model: usize) -> [ProductShape; 5] {
+/// grad_hidden_states, then the gradients of q_weight, k_weight, v_weight and out_weight. Padding rows are zero in dQ, dK, dV and O, and the
+/// device limits k to the rows before them.
+fn gradient_products(rows: usize, d_model: usize) -> [ProductShape; 5] {
     let c_type = OutputType::Bf16;
-    let dgrad = ProductShape { m: tokens, n: d_model, k: d_model, num_segments: 3, a_major: Major::K, c_type };
-    let wgrad = ProductShape { m: d_model, n: d_model, k: tokens, num_segments: 1, a_major: Major::Mn, c_type };
+    let dgrad = ProductShape { m: rows, n: d_model, k: d_model, num_segments: 3, a_major: Major::K, c_type };
+    let wgrad = ProductShape { m: d_model, n: d_model, k: rows, num_segments: 1, a_major: Major::Mn, c_type };
     [dgrad, wgrad, wgrad, wgrad, wgrad]
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shape, cu) = (&self.shape, &self.cu_seqlens);
+        let (shape, Capacity { num_chunks, max_chunk_len }) = (&self.shape, self.capacity());
         writeln!(
             f,
-            "operation A, {}: {} rows ({} padding) in {} chunks of at most {}, {} heads of {HEAD_DIM}",
-            self.target,
-            shape.total_seq_len,
-            cu.padding().len(),
-            cu.num_chunks(),
-            cu.max_chunk_len(),
-            shape.num_heads
+            "operation A, {}: {} rows in at most {num_chunks} chunks of at most {max_chunk_len}, {} heads of {HEAD_DIM}",
+            self.target, shape.total_seq_len, shape.num_heads
         )?;
-        let (flops, bytes) = (super::flops(shape, cu) / 1e9, super::bytes(shape) / 1e6);
-        writeln!(f, "{flops:.2} GFLOP, {bytes:.1} MB at least")?;
+        let (flops, bytes) = (self.flops / 1e9, super::bytes(shape) / 1e6);
+        writeln!(f, "{flops:.2} GFLOP for the lengths that it was made for, {bytes:.1} MB at least")?;
         writeln!(f, "grad_attention: {}", self.d_attn_gemm)?;
         writeln!(f, "attention: {}", self.tiles)?;
         writeln!(f, "gradients: {}", self.gradients_gemm)?;
@@ -218,10 +234,23 @@ mod tests {
     }
 
     #[test]
-    fn padding_rows_are_zeroed_ahead_of_the_first_kernel() {
+    fn padding_rows_need_no_launch_of_their_own() {
         let launches = plan(ModuleKind::Hopper, 300, 150, 20).launches();
-        assert_eq!((launches.len(), launches[0].as_str()), (5, "memset of padding rows"));
-        assert!(launches[2].starts_with("attention_long_q") && launches[3].starts_with("attention_long_k"));
+        assert_eq!(launches.len(), 4);
+        assert!(launches[1].starts_with("attention_long_q") && launches[2].starts_with("attention_long_k"));
+    }
+
+    #[test]
+    fn a_capacity_alone_gives_the_plan_of_equal_chunks() {
+        let shape = Shape { total_seq_len: 1280, num_heads: 20, scale: 0.125 };
+        let capacity = Capacity { num_chunks: 20, max_chunk_len: 64 };
+        let target = Target::h200(ModuleKind::Hopper);
+        let from_capacity = Plan::with_capacity(&shape, capacity, &target).unwrap();
+        assert_eq!(from_capacity.to_string(), plan(ModuleKind::Hopper, 1280, 64, 0).to_string());
+        // any longer chunk needs the long kernels, however few there may be
+        let longer = Plan::with_capacity(&shape, Capacity { max_chunk_len: 129, ..capacity }, &target).unwrap();
+        assert!(longer.launches().contains(&"attention_long_q".into()));
+        assert_eq!(longer.capacity(), Capacity { num_chunks: 20, max_chunk_len: 1280 });
     }
 
     #[test]
@@ -232,7 +261,19 @@ mod tests {
             assert_eq!(launches[1..launches.len() - 1], *expected, "{tokens} in chunks of {len}");
         }
         let portable = plan(ModuleKind::Portable, 4096, 4096, 0);
-        assert!(!portable.tiles().flash && portable.launches().contains(&"attention_long_q".into()));
+        assert!(!portable.tiles().flash() && portable.launches().contains(&"attention_long_q".into()));
+    }
+
+    #[test]
+    fn what_no_launch_holds_is_named() {
+        let shape = Shape { total_seq_len: 10, num_heads: 20, scale: 0.125 };
+        let message = |shape: Shape, num_chunks| {
+            let capacity = Capacity { num_chunks, max_chunk_len: 1 };
+            Plan::with_capacity(&shape, capacity, &Target::h200(ModuleKind::Hopper)).unwrap_err().to_string()
+        };
+        assert!(message(shape, (1 << 27) + 1).starts_with("num_chunks = 134217729 is not supported: at most"));
+        assert!(message(Shape { num_heads: 65_536, ..shape }, 1).starts_with("num_heads = 65536 is not supported"));
+        assert!(message(Shape { total_seq_len: 1 << 31, ..shape }, 1).starts_with("total_seq_len = 2147483648"));
     }
 
     #[test]

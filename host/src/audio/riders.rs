@@ -10,7 +10,7 @@ pub(super) fn zero_counters((counters, bytes): (u64, usize)) -> Rider {
     Rider { zero: counters as *mut u32, zero_words: (bytes / 4) as u32, ..Rider::NONE }
 }
 
-/// Of the gradients GEMM: the four bias gradients.
+/// Of the gradients GEMM: the four bias gradients. That GEMM knows the number of tokens.
 pub(super) fn sum_biases(
     plan: &Plan,
     inputs: &DeviceInputs<'_>,
@@ -20,7 +20,7 @@ pub(super) fn sum_biases(
     let column_sum = ColumnSum {
         x: inputs.grad_output.address() as *const u16,
         out: gradients.grad_out_bias.address() as *mut u16,
-        rows: plan.tokens() as u32,
+        rows: plan.shape().total_seq_len as u32,
         columns: plan.shape().d_model() as u32,
     };
     Rider { column_sum, partial_sums: qkv_sums(plan, gradients, workspace), ..Rider::NONE }

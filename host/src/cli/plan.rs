@@ -23,7 +23,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Operation {
-    /// Operation A, its rows cut into chunks of equal length.
+    /// Operation A, its rows cut into chunks of equal length; or into any chunks, of which only bounds are known.
     Audio {
         /// Rows of the packed tensors.
         #[arg(long, default_value_t = 1280)]
@@ -31,6 +31,9 @@ enum Operation {
         /// Chunks.
         #[arg(long, default_value_t = 20)]
         num_chunks: usize,
+        /// Longest chunk: plan for any chunks of at most so many rows, instead of equal ones.
+        #[arg(long)]
+        max_chunk_len: Option<usize>,
         /// Heads of 64.
         #[arg(long, default_value_t = 20)]
         num_heads: usize,
@@ -71,10 +74,19 @@ enum Operation {
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let target = Target { num_sms: args.num_sms as usize, ..Target::h200(args.module.into()) };
     match args.operation {
-        Operation::Audio { total_seq_len, num_chunks, num_heads } => {
+        Operation::Audio { total_seq_len, num_chunks, max_chunk_len, num_heads } => {
             let shape = audio::Shape { total_seq_len, num_heads, scale: 0.125 };
-            let cu_seqlens = suite::balanced_cu_seqlens(total_seq_len, num_chunks)?;
-            output::line(audio::Plan::new(&shape, &cu_seqlens, &target)?)?;
+            let plan = match max_chunk_len {
+                Some(max_chunk_len) => {
+                    let capacity = audio::Capacity { num_chunks, max_chunk_len };
+                    audio::Plan::with_capacity(&shape, capacity, &target)?
+                }
+                None => {
+                    let cu_seqlens = suite::balanced_cu_seqlens(total_seq_len, num_chunks)?;
+                    audio::Plan::new(&shape, &cu_seqlens, &target)?
+                }
+            };
+            output::line(plan)?;
         }
         Operation::Cross {
             precision,

@@ -23,6 +23,7 @@ device_tensors! {
         /// `[num_kv_heads * head_dim, cross_hidden_size]`.
         v_weight = |s| (s.kv_out_dim(), s.cross_hidden_size);
     }
+    vectors {}
     gradients {
         /// `[B, S_dec, hidden_size]`.
         grad_decoder_hidden_states = |s| (s.batch_size, s.seq_len_dec, s.hidden_size);

@@ -148,6 +148,7 @@ impl Backward {
             lda,
             ldb: n,
             ldc: n,
+            ..Default::default()
         };
         let (q_out, kv_out) = (shape.q_out_dim() as u32, shape.kv_out_dim() as u32);
         let (hidden, cross) = (shape.hidden_size as u32, shape.cross_hidden_size as u32);

@@ -176,6 +176,8 @@ fn wgmma_params(
         c: std::ptr::null_mut(),
         row_exponents: std::ptr::null(),
         exponent: std::ptr::null(),
+        a_boundary: std::ptr::null(),
+        b_boundary: std::ptr::null(),
         c_pitch_bytes: 0,
         rows: 0,
     };
@@ -185,10 +187,13 @@ fn wgmma_params(
             c: of.c as *mut u8,
             row_exponents: of.row_exponents as *const i32,
             exponent: of.exponent as *const i32,
+            a_boundary: of.a_boundary as *const u8,
+            b_boundary: of.b_boundary as *const u8,
             c_pitch_bytes: of.ldc * ElementType::from(shape.c_type).bytes() as u32,
             rows: shape.m as u32,
         };
     }
+    let limited = tensors.iter().zip(plan.products()).find(|(of, _)| of.k_limit != 0);
     Ok(WgmmaParams {
         maps,
         products,
@@ -197,6 +202,9 @@ fn wgmma_params(
         counters: counters as *mut u32,
         items_per_block: plan.items_per_block() as u32,
         num_maps: specs.len() as u32,
+        k_limit: limited.map_or(0, |(of, _)| of.k_limit) as *const i32,
+        k_rows: limited.map_or(0, |(_, shape)| shape.k as u32),
+        reserved: 0,
         rider: Rider::NONE,
     })
 }

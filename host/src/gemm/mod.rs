@@ -46,6 +46,13 @@ pub struct ProductTensors {
     pub row_exponents: u64,
     /// 0, or one exponent for all of C (i32), added to the row's.
     pub exponent: u64,
+    /// 0, or where the device says how much of k is summed (i32): MN-major A, one segment; the same for all such products. A and B may hold
+    /// anything past it, in `wgmma_*` kernels if they are zero there or have a `boundary`.
+    pub k_limit: u64,
+    /// 0, or A's k-block that the limit cuts, as `WgmmaProduct::a_boundary` says; `wgmma_*` kernels only.
+    pub a_boundary: u64,
+    /// The same of B.
+    pub b_boundary: u64,
     /// Row pitch of A.
     pub lda: u32,
     /// Row pitch of B.

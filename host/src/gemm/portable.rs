@@ -286,6 +286,7 @@ impl PortablePlan {
                 c: of.c as *mut u8,
                 row_exponents: of.row_exponents as *const i32,
                 exponent: of.exponent as *const i32,
+                k_limit: of.k_limit as *const i32,
                 partials: partials as *mut f32,
                 m: shape.m as u32,
                 n: shape.n as u32,

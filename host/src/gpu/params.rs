@@ -1,7 +1,7 @@
 //! What may cross the boundary between host and kernels by value.
 
 use attn_backward_kernels::params::{
-    AttentionParams, AttentionTile, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
+    AttentionParams, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
 use attn_backward_kernels::params_wgmma::WgmmaParams;
 use attn_backward_kernels::schedule::item::Item;
@@ -43,4 +43,4 @@ macro_rules! device_values {
     };
 }
 
-device_values!(u8 u16 u32 u64 i32 i64 f32 f64 bf16 f16 AttentionTile Item);
+device_values!(u8 u16 u32 u64 i32 i64 f32 f64 bf16 f16 Item);

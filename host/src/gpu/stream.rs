@@ -6,7 +6,7 @@ use std::ptr;
 use cust::sys::CUstream;
 
 use super::driver::{self, check};
-use super::{Event, Gpu, GpuError};
+use super::{DeviceValue, Event, Gpu, GpuError};
 
 /// A stream: work enqueued on it runs in order. (`cust`'s type can neither wrap a foreign stream nor be non-blocking.)
 #[derive(Debug)]
@@ -77,6 +77,24 @@ impl Stream {
         let _current = self.gpu.make_current()?;
         // SAFETY: the caller's.
         check("cuMemsetD8Async", unsafe { driver::cuMemsetD8Async(address, value, bytes, self.raw) })
+    }
+
+    /// Copies the values at device address `address` to `values` once the work that is in the stream now has ended; done when this returns.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`], also for a fault of that work.
+    ///
+    /// # Safety
+    /// As many values are allocated there on the stream's GPU, and no other work writes them meanwhile.
+    pub(crate) unsafe fn copy_to_host<T: DeviceValue>(&self, address: u64, values: &mut [T]) -> Result<(), GpuError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let _current = self.gpu.make_current()?;
+        let (to, bytes) = (values.as_mut_ptr().cast(), size_of_val(values));
+        // SAFETY: both sides hold the bytes, the host's until the copy has ended; any bits are a value.
+        check("cuMemcpyDtoHAsync", unsafe { driver::cuMemcpyDtoHAsync_v2(to, address, bytes, self.raw) })?;
+        self.synchronize()
     }
 
     /// Waits until all work in the stream has ended.

@@ -4,6 +4,8 @@
 pub const HEAD_DIM: u32 = 64;
 /// Most heads of a launch: blockIdx.y counts them.
 pub const MAX_HEADS: u32 = 65_535;
+/// Most chunks of a launch: blockIdx.x counts them, and row numbers count steps of eight rows a chunk.
+pub const MAX_CHUNKS: u32 = 1 << 27;
 
 /// The short kernels' sizes, in 16-row tiles of queries and keys: `attention_short_64`, `_80`, `_96` and `_128`.
 pub const SHORT_ROW_TILES: [u32; 4] = [4, 5, 6, 8];
@@ -48,7 +50,7 @@ pub const SM80_SHARED_BYTES: u32 = 164 * 1024;
 /// See [`SM80_SHARED_BYTES`].
 pub const SM90_SHARED_BYTES: u32 = 228 * 1024;
 
-/// Rows of a tile of the long kernels, and most rows of a padding entry.
+/// Rows of a tile of the long kernels.
 pub const LONG_TILE_ROWS: u32 = 64;
 /// Threads of a block of the long kernels: a warp for each 16 rows of the tile.
 pub const LONG_THREADS: u32 = 128;

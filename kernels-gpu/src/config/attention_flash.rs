@@ -22,8 +22,10 @@ pub const ROWS_THREADS: u32 = 2 * TILE_ROWS;
 pub const ROWS_BLOCKS_PER_SM: u32 = 4;
 /// Blocks of `attention_flash_largest`, which holds its rows of all four operands at a time.
 pub const LARGEST_BLOCKS_PER_SM: u32 = 2;
-/// Dynamic shared memory of `attention_flash_largest` and `attention_flash_convert`: four words for each warp.
+/// Dynamic shared memory of `attention_flash_largest`: four words for each warp.
 pub const LARGEST_SHARED_BYTES: u32 = ROWS_THREADS / 32 * 16;
+/// Dynamic shared memory of `attention_flash_convert`: eight words for each warp.
+pub const CONVERT_SHARED_BYTES: u32 = ROWS_THREADS / 32 * 32;
 /// Dynamic shared memory of `attention_flash_dq`: 2 KiB of rows and 256 bytes of sums for each warp.
 pub const DQ_SHARED_BYTES: u32 = ROWS_THREADS / 32 * (2048 + 256);
 

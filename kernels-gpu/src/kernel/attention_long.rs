@@ -3,8 +3,9 @@
 //!
 //! Formula   as `attention_short`. `_q` runs over all keys twice: maximum, rowsum, O and delta by online softmax, then dQ from the final
 //!           statistics. `_k` runs over all queries once, on transposed scores.
-//! Grid      (entries of `tiles`, num_heads), for both: an entry is one tile. Neighbouring blocks are tiles of one chunk and head, which
-//!           read the same tensors while they are in L2.
+//! Grid      (max(slots, 1), num_heads), for both: the block finds the tile of its slot (`schedule::chunks`) in `cu_seqlens`, if there is one.
+//!           Neighbouring blocks are tiles of one chunk and head, which read the same tensors while they are in L2. Where no short
+//!           kernel runs, all blocks of `_q` together see to the padding rows.
 //! Block     4 warps, 16 rows of the block's tile each. While a tile of the other side is worked on, the next one is on its way to the raw
 //!           buffers (cp.async); every lane reads back only what it copied.
 //! Shared    bytes from the start of the dynamic shared memory (`config::attention::LONG_*`):
@@ -23,10 +24,11 @@ use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
     tile_exponent,
 };
+use super::chunks::{LongTile, bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::config::attention::{
     HEAD_DIM, LONG_BLOCKS_PER_SM, LONG_COMMON_BYTES, LONG_THREADS, LONG_TILE_BYTES, LONG_TILE_ROWS,
 };
-use crate::params::{AttentionParams, AttentionTile};
+use crate::params::AttentionParams;
 use crate::ptx::convert::{ex2, fma, rcp};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::memory::{lds32, lds128, stg128_if, sts32, sts32_if};
@@ -40,7 +42,7 @@ use crate::tile::fragment::{
 use crate::tile::layout::ROW_BYTES;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
-use cuda_std::thread::{block_idx_x, block_idx_y, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, block_idx_y, grid_dim_x, sync_threads, thread_idx_x};
 
 const SUMS: u32 = 4 * LONG_TILE_BYTES;
 const STATISTICS: u32 = SUMS + 2 * 1024;
@@ -61,7 +63,7 @@ enum Operand {
 /// One block's tile, addresses and ids.
 struct Block<'a> {
     params: &'a AttentionParams,
-    tile: AttentionTile,
+    tile: LongTile,
     tid: u32,
     warp: u32,
     lane: u32,
@@ -79,8 +81,8 @@ impl Block<'_> {
         let q = dynamic_base();
         Block {
             params,
-            // SAFETY: the grid has as many blocks as the table entries.
-            tile: unsafe { AttentionTile::load(params.tiles, block_idx_x()) },
+            // SAFETY: all lanes arrive; the slot is the block's.
+            tile: unsafe { LongTile::load::<LONG_TILE_ROWS>(params, block_idx_x(), tid & 31) },
             tid,
             warp: tid >> 5,
             lane: tid & 31,
@@ -243,23 +245,53 @@ impl Block<'_> {
         }
     }
 
+    /// The block's row of the bias partial sums.
+    #[inline(always)]
+    fn bias_row(&self) -> u32 {
+        self.params.long_bias_row + block_idx_x()
+    }
+
     /// Where this warp leaves its column sums in slot `slot`.
     #[inline(always)]
     fn own_sums(&self, slot: u32) -> u32 {
         self.q + SUMS + 1024 * slot + 256 * self.warp
     }
 
-    /// Adds the four warps' column sums of slot `slot` and writes them as gradient `which` (dQ, dK, dV).
+    /// This block's share of the padding rows.
     #[inline(always)]
-    unsafe fn write_column_sums(&self, slot: u32, which: u32) {
+    unsafe fn finish_padding(&self) {
+        const WARPS: u32 = LONG_THREADS / 32;
+        // SAFETY: all warps of all blocks have their own share.
+        unsafe {
+            let tokens = load_token_rows(self.params);
+            if tokens < self.params.total_seq_len {
+                let share = (block_idx_x() * WARPS + self.warp, grid_dim_x() * WARPS);
+                finish_padding(self.params, tokens, self.head, share, self.lane);
+            }
+        }
+    }
+
+    /// NaN where no short kernel runs, which would tell, and the chunk that has the block's number breaks a rule; else 0.
+    #[inline(always)]
+    unsafe fn complaint(&self) -> f32 {
+        if self.params.short_rows > 0 {
+            return 0.0;
+        }
+        // SAFETY: the parameters are valid.
+        bias_of_no_rows(unsafe { load_chunk(self.params, block_idx_x()) })
+    }
+
+    /// Adds the four warps' column sums of slot `slot`, and `first`, and writes them as gradient `which` (dQ, dK, dV).
+    #[inline(always)]
+    unsafe fn write_column_sums(&self, slot: u32, which: u32, first: f32) {
         if self.tid < HEAD_DIM {
-            let mut sum = 0f32;
+            let mut sum = first;
             for w in 0..4 {
                 // SAFETY: a barrier follows the warps' stores.
                 sum += f32::from_bits(unsafe { lds32(self.q + SUMS + 1024 * slot + 256 * w + 4 * self.tid) });
             }
             let column = (which * self.d_model() + self.head * HEAD_DIM + self.tid) as usize;
-            let index = self.tile.bias_row as usize * 3 * self.d_model() as usize + column;
+            let index = self.bias_row() as usize * 3 * self.d_model() as usize + column;
             // SAFETY: the tile's own row, the head's own columns.
             unsafe { *self.params.bias_partials.wrapping_add(index) = sum };
         }
@@ -288,6 +320,13 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
     unsafe {
         let block = Block::new(&params);
         let (tile, lane) = (block.tile, block.lane);
+        if params.short_rows == 0 {
+            block.finish_padding();
+        }
+        if tile.len == 0 {
+            let row = (block.bias_row(), block.head);
+            return fill_bias_row(&params, row, 0..1, block.complaint(), (block.tid, LONG_THREADS));
+        }
         let lanes = Lanes::new(lane);
         let rows = block.rows(tile.first);
         let g = lane >> 2;
@@ -402,7 +441,7 @@ pub unsafe fn attention_long_q(params: AttentionParams) {
         store_column_sums(&dq, factor, block.own_sums(0), lane);
         sync_threads();
         store_bf16(&dq, factor, block.own(block.v), lanes, block.gradient_rows(0));
-        block.write_column_sums(0, 0);
+        block.write_column_sums(0, 0, block.complaint());
     }
 }
 
@@ -441,6 +480,9 @@ pub unsafe fn attention_long_k(params: AttentionParams) {
     unsafe {
         let block = Block::new(&params);
         let (tile, lane) = (block.tile, block.lane);
+        if tile.len == 0 {
+            return fill_bias_row(&params, (block.bias_row(), block.head), 1..3, 0.0, (block.tid, LONG_THREADS));
+        }
         let lanes = Lanes::new(lane);
         let rows = block.rows(tile.first);
         let g = lane >> 2;
@@ -525,7 +567,7 @@ pub unsafe fn attention_long_k(params: AttentionParams) {
         sync_threads();
         store_bf16(&dk, dk_factor, block.own(block.k), lanes, block.gradient_rows(1));
         store_bf16(&dv, dv_factor, block.own(block.v), lanes, block.gradient_rows(2));
-        block.write_column_sums(0, 1);
-        block.write_column_sums(1, 2);
+        block.write_column_sums(0, 1, 0.0);
+        block.write_column_sums(1, 2, 0.0);
     }
 }

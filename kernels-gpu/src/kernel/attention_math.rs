@@ -1,8 +1,7 @@
 //! What the short and the long attention kernels compute alike, on one warp's fragments.
-use crate::params::AttentionTile;
 use crate::ptx::convert::{ex2, f16x2, f16x2_to_f32, fma};
 use crate::ptx::matrix::mma_f16;
-use crate::ptx::memory::{ldg128_or_zero, lds32, sts32};
+use crate::ptx::memory::{lds32, sts32};
 use crate::tile::fragment::{ONES, Pair, pow2, scale_exponent};
 use core::f32::consts::LOG2_E;
 
@@ -10,20 +9,6 @@ use core::f32::consts::LOG2_E;
 pub const P_EXPONENT: i32 = 15;
 /// dS is kept as `dS * 2^(dA's + V's exponent - 22)`: `|P (dP - delta)| <= 2 * 64 * 2^15 * 2^15 = 2^37` in the units of the tiles.
 pub const DS_EXPONENT: i32 = -22;
-
-impl AttentionTile {
-    /// Entry `index` of the table at `tiles`.
-    ///
-    /// # Safety
-    /// The table has that entry, and nothing writes it during the launch.
-    #[inline(always)]
-    pub unsafe fn load(tiles: *const AttentionTile, index: u32) -> AttentionTile {
-        // SAFETY: as the caller promises; entries are 16-byte aligned.
-        let [start, len, first, bias_row] =
-            unsafe { ldg128_or_zero(tiles.wrapping_add(index as usize) as *const u8, true) };
-        AttentionTile { start, len, first, bias_row }
-    }
-}
 
 /// `scores * factor` = logits in base 2, for products of tiles scaled by `2^e` together. The clamp keeps the factor normal (a smaller
 /// one would give logits of 0 just the same).

@@ -2,8 +2,8 @@
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   dP = dA V^T   dS = P (dP - rowsum(P dP))
 //!           dQ = scale dS K   dK = scale dS^T Q   dV = P^T dA
-//! Grid      (entries of `tiles`, num_heads): blockIdx.x counts up to 2^31 - 1. An entry is a chunk. Neighbouring blocks are neighbouring
-//!           chunks of one head: their Q, K, V rows follow each other.
+//! Grid      (max(num_chunks, 1), num_heads): blockIdx.x is the chunk, whose rows the block reads from `cu_seqlens`. Neighbouring blocks are
+//!           neighbouring chunks of one head: their Q, K, V rows follow each other. All blocks together see to the padding rows.
 //! Block     ROW_TILES warps. Warp w loads rows 16 w .. 16 w + 16 of everything and owns these queries for S, P, O, dP, dS, dQ. Then the
 //!           2 ROW_TILES jobs of 16 keys (first dV, then dK) go two to a warp; two of one product share their B fragments.
 //! Shared    R = 16 ROW_TILES rows, PITCH = `score_pitch_bytes`, in this order:
@@ -15,7 +15,7 @@
 //!           Stores are staged in the warp's own rows: O in dS (not yet written), dQ, dV, dK in V (no longer read).
 //! Registers at most 128 a thread for 4 and 5 row tiles (4 and 3 blocks on an SM of sm_90).
 //! Preconditions
-//!           head_dim 64; 16-byte aligned pointers; entries as `params::AttentionTile` says, none longer than the kernel takes.
+//!           head_dim 64; 16-byte aligned pointers. Chunks longer than the kernel takes are left to the long kernels.
 //! Rounding  Q, K, V exactly, dA to 11 bits: fp16 with a power of two for each tile (see `tile::fragment`). P to fp16:
 //!           p = 2^15 exp(logit - max), not normalised; rowsum(p) is that of p as rounded. 1 / rowsum goes into dA's rows (so
 //!           dP' = dP / rowsum and dS = p (dP' - delta') need no other factor) and into O. Hence rowsum(dS) = 0 up to dS's own rounding
@@ -26,11 +26,12 @@ use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, logit_factor, split_scale, store_row_factors,
     tile_exponent,
 };
+use super::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::config::attention::{
     HEAD_DIM, SHORT_ROW_TILES, SM80_SHARED_BYTES, SM90_SHARED_BYTES, score_pitch_bytes, short_blocks_per_sm,
     short_rows, short_shared_bytes, short_threads,
 };
-use crate::params::{AttentionParams, AttentionTile};
+use crate::params::AttentionParams;
 use crate::ptx::convert::rcp;
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::matrix::ldmatrix_x4_trans;
@@ -46,7 +47,7 @@ use crate::tile::lanes::right_then_down;
 use crate::tile::layout::ROW_BYTES;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
-use cuda_std::thread::{block_idx_x, block_idx_y, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, block_idx_y, grid_dim_x, sync_threads, thread_idx_x};
 
 const SM_SHARED_BYTES: u32 = if cfg!(target_feature = "sm_90a") { SM90_SHARED_BYTES } else { SM80_SHARED_BYTES };
 
@@ -124,25 +125,39 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
     // memory as the file's head maps it; warps touch their own rows only, or pass a barrier; all branches around collectives
     // are the same for a whole warp, those around barriers for the whole block.
     unsafe {
-        let tile = AttentionTile::load(params.tiles, block_idx_x());
-        let (start, len) = (tile.start, tile.len);
+        let chunk = load_chunk(params, block_idx_x());
+        let tokens = load_token_rows(params);
+        let (start, len) = (chunk.start, chunk.len);
+        let is_taken = len > 0 && len <= short_rows(steps);
 
         // --- Loads: each warp its own 16 rows of everything, zeros past the chunk's end. Every lane reads back only what it copied.
         let tid = thread_idx_x();
         let (warp, lane) = (tid >> 5, tid & 31);
-        let rows = len.saturating_sub(16 * warp);
         let own = ROWS_16_BYTES * warp;
-        let first_row = (start + 16 * warp) as usize;
-        let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
-        fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
-        fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
-        cp_async_commit();
-        let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
-        let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
-        fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
-        cp_async_commit();
+        if is_taken {
+            let rows = len.saturating_sub(16 * warp);
+            let first_row = (start + 16 * warp) as usize;
+            let states = (head as usize * params.total_seq_len as usize + first_row) * ROW_BYTES as usize;
+            fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
+            fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            fetch_rows_bf16(shared.v + own, params.value_states.wrapping_add(states), rows, lane);
+            cp_async_commit();
+            let d_attn_offset = (first_row * d_model as usize + (head * HEAD_DIM) as usize) * 4;
+            let d_attn = InputRows { first: params.d_attn.wrapping_add(d_attn_offset), pitch: 4 * d_model, rows };
+            fetch_rows_f32(shared.p + 4096 * warp, d_attn, lane);
+            cp_async_commit();
+        }
+
+        // --- While they are on their way: the block's share of the padding rows.
+        if tokens < params.total_seq_len {
+            let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
+            finish_padding(params, tokens, head, share, lane);
+        }
+        if !is_taken {
+            let value = bias_of_no_rows(chunk);
+            return fill_bias_row(params, (block_idx_x(), head), 0..3, value, (tid, short_threads(steps)));
+        }
 
         // --- Q and K become scaled fp16 tiles in place.
         cp_async_wait::<2>();
@@ -295,7 +310,7 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
 
         // --- The chunk's column sums, 16 rows after 16 rows.
         sync_threads();
-        let partials = params.bias_partials.wrapping_add(tile.bias_row as usize * 3 * d_model as usize);
+        let partials = params.bias_partials.wrapping_add(block_idx_x() as usize * 3 * d_model as usize);
         let mut i = tid_again();
         while i < 3 * HEAD_DIM {
             let (which, column) = (i / HEAD_DIM, i % HEAD_DIM);

@@ -1,7 +1,7 @@
 //! Column sums in fp32: of a bf16 matrix in ranges of rows (`column_sums_bf16`), and of such partial sums (`sum_partials`). The `wgmma_*`
 //! kernels' riders sum the same way.
 //!
-//! Formula   column_sums_bf16  partials[b, c] = sum of x[r, c] over rows_per_block b <= r < min(rows, rows_per_block (b + 1))
+//! Formula   column_sums_bf16  partials[b, c] = sum of x[r, c] over rows_per_block b <= r < min(rows, *row_limit, rows_per_block (b + 1))
 //!           sum_partials      out[c] = sum over r of partials[r, c], for each entry of `sums`
 //! Grid      column_sums_bf16  (ceil(columns / 256), ceil(rows / rows_per_block))
 //!           sum_partials      (blocks of 32 columns of all sums, one sum after the other, 1)
@@ -16,7 +16,7 @@
 use crate::config::attention::{COLUMN_SUMS_COLUMNS, COLUMN_SUMS_THREADS, SUM_PARTIALS_COLUMNS, SUM_PARTIALS_THREADS};
 use crate::params::{ColumnSumsParams, PartialSum, SumPartialsParams};
 use crate::ptx::convert::{bf16x2, bf16x2_to_f32};
-use crate::ptx::memory::{ldg128_or_zero, lds32, sts128, sts128_if};
+use crate::ptx::memory::{ldg32_or, ldg128_or_zero, lds32, sts128, sts128_if};
 use crate::ptx::sync::shfl_xor;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
@@ -117,7 +117,9 @@ pub unsafe fn column_sums_bf16(params: ColumnSumsParams) {
     let columns = params.columns;
     let column = first_column + 8 * lane;
     let begin = block_idx_y() * params.rows_per_block;
-    let end = params.rows.min(begin.saturating_add(params.rows_per_block));
+    // SAFETY: as the caller promises.
+    let limit = unsafe { ldg32_or(params.row_limit, !params.row_limit.is_null(), params.rows) };
+    let end = params.rows.min(limit).min(begin.saturating_add(params.rows_per_block));
     let rows = LaneRows { first: begin + warp, offset: 0, step: WARPS, end };
     // SAFETY: as the caller promises.
     let bits = unsafe { sum_rows_bf16(params.x, columns, rows, column, column < columns) }.map(f32::to_bits);

@@ -1,7 +1,8 @@
 //! Portable grouped GEMM: mma.sync m16n8k16 on ldmatrix fragments, fed by a cp.async ring.
 //!
 //! **Formula.** For every product of [`GemmParams`]: `C[m, n] = 2^(row_exponents[m] + exponent) * sum over segments s of A_s[m, k] B_s[k, n]`.
-//! A is K-major (dgrad) or MN-major (wgrad), B is MN-major. `k = 0` gives zeros. With `splits > 1` the blocks of a split write their
+//! A is K-major (dgrad) or MN-major (wgrad), B is MN-major. `k = 0` gives zeros. A product may ask the device how much of its k counts
+//! (`k_limit`): the number of tokens, in operation A's weight gradients, whose padding rows may hold anything. With `splits > 1` the blocks of a split write their
 //! unscaled sums to `partials` instead, and `gemm_reduce` finishes C.
 //!
 //! **Entries.** `gemm_bf16`, `gemm_f16`: 16-bit operands, sums in the matrix unit's fp32 accumulators. `gemm_f16_promoted`: every
@@ -44,7 +45,7 @@ use crate::params::{GemmParams, MAX_SEGMENTS, Major, OutputType, Product};
 use crate::ptx::convert::{bf16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16};
-use crate::ptx::memory::{ldg32_s32, ldg128_own_or_zero, stg64_if, stg128_if};
+use crate::ptx::memory::{ldg32_or, ldg32_s32, ldg128_own_or_zero, stg64_if, stg128_if};
 use crate::ptx::sync::{shfl_xor, tid_again};
 use crate::schedule::grouped::{Tile, segment_blocks, segment_of_block, split_start, tile_of_block, tiles_m, tiles_n};
 use crate::tile::gemm_tile::{
@@ -326,6 +327,17 @@ impl<'a> Selected<'a> {
         value
     }
 
+    /// k of a segment, as far as the device lets it be summed.
+    ///
+    /// # Safety
+    /// The limit, where given, is readable, and nothing writes it during the launch.
+    #[inline(always)]
+    unsafe fn limited_k(self) -> u32 {
+        let (k, limit) = self.get(|p| (p.k, p.k_limit));
+        // SAFETY: the caller's. A negative limit is a large one.
+        k.min(unsafe { ldg32_or(limit, !limit.is_null(), k) })
+    }
+
     /// A and B of a segment; those of some other one past the last. One comparison of (product, segment) each: the choice of a product
     /// alone would be hoisted out of the main loop and hold a register for each pointer.
     #[inline(always)]
@@ -383,10 +395,10 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// Starts at k-block `block` of all segments together.
+    /// Starts at k-block `block` of all segments of depth `k` together.
     #[inline(always)]
-    fn new<A: LayoutA>(product: Selected<'a>, place: Place, first: (u32, u32), block: u32) -> Loader<'a> {
-        let (m, n, k) = product.get(|p| (p.m, p.n, p.k));
+    fn new<A: LayoutA>(product: Selected<'a>, place: Place, first: (u32, u32), k: u32, block: u32) -> Loader<'a> {
+        let (m, n) = product.get(|p| (p.m, p.n));
         let a = A::copies(place, product.get(|p| p.lda), first.0);
         let b = Copies::mn_major(place, product.get(|p| p.ldb), first.1);
         let (segment, within) = segment_of_block(block, segment_blocks(k));
@@ -438,7 +450,7 @@ fn next_stage(stage: u32, ring: u32) -> u32 {
     if stage == ring + (STAGES - 1) * STAGE_BYTES { ring } else { stage + STAGE_BYTES }
 }
 
-/// The block's sums over k-blocks `blocks.0 .. blocks.1`, this warp's part. Promoted: of the last [`PROMOTE_BLOCKS`] at most; if there
+/// The block's sums over k-blocks `blocks.0 .. blocks.1` of segments of depth `k`, this warp's part. Promoted: of the last [`PROMOTE_BLOCKS`] at most; if there
 /// are more, the sums of those before are in the output.
 ///
 /// # Safety
@@ -448,12 +460,13 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
     product: Selected,
     place: Place,
     tile: Tile,
+    k: u32,
     blocks: (u32, u32),
 ) -> Accumulators {
     let mut sums = ZERO;
     let count = blocks.1 - blocks.0;
     let ring = dynamic_base();
-    let mut loader = Loader::new::<A>(product, place, first_of(tile), blocks.0);
+    let mut loader = Loader::new::<A>(product, place, first_of(tile), k, blocks.0);
     let (a_lane, b_lane) = (A::lane_offset(place), OPERAND_BYTES + b_mn_major_lane(place.lane, place.n));
     // SAFETY: a stage is overwritten after the barrier behind which nobody reads it, and read after the barrier that all threads
     // reach when their copies to it have arrived. Every thread runs the same number of k-blocks.
@@ -634,15 +647,17 @@ unsafe fn gemm<O: Operand, const PROMOTED: bool>(params: &GemmParams) {
     let product = Selected::of_block(params, block_idx_x());
     let (m, n, splits, first_block) = product.get(|p| (p.m, p.n, p.splits, p.first_block));
     let tile = tile_of_block(block_idx_x() - first_block, tiles_m(m), tiles_n(n));
-    let all_blocks = product.get(|p| p.num_segments * segment_blocks(p.k));
+    // SAFETY: the caller's.
+    let k = unsafe { product.limited_k() };
+    let all_blocks = product.get(|p| p.num_segments) * segment_blocks(k);
     let blocks = (split_start(tile.split, splits, all_blocks), split_start(tile.split + 1, splits, all_blocks));
     let place = Place::new(thread_idx_x());
     // SAFETY: all conditions are the same in the whole block.
     unsafe {
         let sums = if product.get(|p| p.a_major) == Major::K as u32 {
-            multiply::<O, KMajor, PROMOTED>(product, place, tile, blocks)
+            multiply::<O, KMajor, PROMOTED>(product, place, tile, k, blocks)
         } else {
-            multiply::<O, MnMajor, PROMOTED>(product, place, tile, blocks)
+            multiply::<O, MnMajor, PROMOTED>(product, place, tile, k, blocks)
         };
         let output = Output::new(product, tile.split);
         if !PROMOTED && output.bf16 {

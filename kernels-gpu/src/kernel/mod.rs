@@ -4,6 +4,7 @@ mod attention_flash;
 mod attention_long;
 mod attention_math;
 mod attention_short;
+mod chunks;
 mod column_sums;
 mod cross_convert;
 mod gemm;

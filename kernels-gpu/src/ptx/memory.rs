@@ -206,6 +206,21 @@ pub unsafe fn ldg32_s32(p: *const i32) -> i32 {
     r
 }
 
+/// `ld.global.nc.b32` where `ok`, `otherwise` elsewhere.
+///
+/// # Safety
+/// If `ok`, as [`ldg32_s32`].
+#[inline(always)]
+pub unsafe fn ldg32_or(p: *const i32, ok: bool, otherwise: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; mov.b32 {r}, {o}; @p ld.global.nc.b32 {r}, [{p}]; }}",
+             r = out(reg32) r, o = in(reg32) otherwise, p = in(reg64) p, ok = in(reg32) ok as u32, options(readonly, nostack))
+    };
+    r
+}
+
 /// `ld.global.v4.b32` where `ok`, zeros elsewhere: data that this thread, or work before this launch, wrote.
 ///
 /// # Safety

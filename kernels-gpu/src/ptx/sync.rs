@@ -40,6 +40,21 @@ pub unsafe fn shfl_first(v: u32) -> u32 {
     r
 }
 
+/// `vote.sync.ballot.b32` over the whole warp: bit `l` is lane `l`'s `value`.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[inline(always)]
+pub unsafe fn ballot(value: bool) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {v}, 0; vote.sync.ballot.b32 {r}, p, 0xffffffff; }}",
+             r = out(reg32) r, v = in(reg32) value as u32, options(nomem, nostack))
+    };
+    r
+}
+
 /// `redux.sync.max.u32` over the whole warp.
 ///
 /// # Safety

@@ -153,7 +153,17 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targ
             Precision::High => ([a[1], a[0], a[0]], [b[0], b[1], b[0]]),
         };
         let exponent = converted.exponents + 4 * exponent;
-        ProductTensors { a, b, c, row_exponents, exponent, lda: lda as u32, ldb: n as u32, ldc: n as u32 }
+        ProductTensors {
+            a,
+            b,
+            c,
+            row_exponents,
+            exponent,
+            lda: lda as u32,
+            ldb: n as u32,
+            ldc: n as u32,
+            ..Default::default()
+        }
     };
     let Converted { dq, dkv, x_dec, x_enc, wq, wkv, row_exponents_dec, row_exponents_enc, .. } = converted;
     let dv = dkv.map(|address| address + 2 * kv_out as u64);

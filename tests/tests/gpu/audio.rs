@@ -123,9 +123,13 @@ fn padding_rows_get_zero_and_reach_nothing_whatever_they_hold() {
                     "{chunk_lens:?}, {garbage}"
                 );
             }
+            // Without padding rows K may be cut elsewhere: equal up to rounding.
             let without = one_padding_less(&plain, end);
+            let reference = audio::reference::backward(&plain).unwrap();
+            assert_audio(&expected, &reference);
             let alone = audio_backward(&gpu.gpu, module, &without);
-            assert_eq!(bits(&alone)[1..], bits(&expected)[1..], "{chunk_lens:?}: padding or none");
+            let rows = reference.grad_hidden_states.slice(s![..end, ..]).to_owned();
+            assert_audio(&alone, &audio::Gradients { grad_hidden_states: rows, ..reference });
         }
     });
 }

@@ -47,6 +47,7 @@ fn launches_that_cannot_succeed_name_kernel_and_configuration() {
         let other = ColumnSumsParams {
             x: std::ptr::null(),
             partials: std::ptr::null_mut(),
+            row_limit: std::ptr::null(),
             rows: 0,
             columns: 0,
             rows_per_block: 1,

@@ -108,6 +108,12 @@ impl Input {
         Input { memory: Memory::of(gpu, bytes), dtype: T::DTYPE, shape: values.shape().into(), device: gpu.index() }
     }
 
+    /// Replaces the values; as many as there are.
+    pub fn write<T: bytemuck::Pod>(&mut self, values: &[T]) {
+        assert_eq!(size_of_val(values), self.dtype.size_bytes() * self.shape.iter().product::<usize>());
+        self.memory.write(0, bytemuck::cast_slice(values));
+    }
+
     /// Every byte of the tensor.
     pub fn bytes(&self) -> Vec<u8> {
         self.memory.read(0..self.dtype.size_bytes() * self.shape.iter().product::<usize>())
@@ -123,27 +129,31 @@ impl Input {
 
 /// Defines for an operation: `Inputs` and `Outputs` in device memory, and `download`.
 macro_rules! operation {
-    ($name:ident of $operation:ident, $element:ty, inputs: $($input:ident)*; gradients: $($gradient:ident = $index:literal |$s:ident| $shape:expr;)*) => {
+    ($name:ident of $operation:ident, $element:ty, inputs: $($input:ident)*; vectors { $($vector:ident |$vi:ident| $values:expr;)* } gradients: $($gradient:ident = $index:literal |$s:ident| $shape:expr;)*) => {
         #[doc = concat!("Tensors of `", stringify!($operation), "` in foreign memory.")]
         pub mod $name {
             use super::*;
             use attn_backward::$operation::{DeviceGradients, DeviceInputs, Gradients, Inputs as HostInputs, Shape};
 
             /// The inputs in foreign memory.
-            pub struct Inputs { $($input: Input,)* }
+            pub struct Inputs { $(pub $input: Input,)* $(pub $vector: Input,)* }
 
             impl Inputs {
                 pub fn upload(gpu: &Gpu, inputs: &HostInputs) -> Inputs {
-                    Inputs { $($input: Input::of(gpu, &inputs.$input),)* }
+                    $(let $vector = {
+                        let $vi = inputs;
+                        Input::of(gpu, &ndarray::aview1($values))
+                    };)*
+                    Inputs { $($input: Input::of(gpu, &inputs.$input),)* $($vector,)* }
                 }
 
                 /// Every byte of the tensors.
                 pub fn bytes(&self) -> Vec<u8> {
-                    [$(self.$input.bytes(),)*].concat()
+                    [$(self.$input.bytes(),)* $(self.$vector.bytes(),)*].concat()
                 }
 
                 pub fn views(&self) -> DeviceInputs<'_> {
-                    DeviceInputs { $($input: self.$input.view(),)* }
+                    DeviceInputs { $($input: self.$input.view(),)* $($vector: self.$vector.view(),)* }
                 }
             }
 
@@ -152,7 +162,10 @@ macro_rules! operation {
 
             /// Every input by name.
             pub fn input_fields<'a>() -> Vec<Field<DeviceInputs<'a>, TensorView<'a>>> {
-                vec![$((stringify!($input), |views| &mut views.$input),)*]
+                vec![
+                    $((stringify!($input), |views| &mut views.$input),)*
+                    $((stringify!($vector), |views| &mut views.$vector),)*
+                ]
             }
 
             /// Every gradient by name.
@@ -230,6 +243,7 @@ macro_rules! operation {
 operation! {
     audio_tensors of audio, bf16,
     inputs: grad_output hidden_states query_states key_states value_states q_weight k_weight v_weight out_weight;
+    vectors { cu_seqlens |inputs| inputs.cu_seqlens.offsets(); }
     gradients:
         grad_hidden_states = 0 |s| (s.total_seq_len, s.d_model());
         grad_q_weight = 1 |s| (s.d_model(), s.d_model());
@@ -245,6 +259,7 @@ operation! {
 operation! {
     cross_tensors of cross, f32,
     inputs: grad_query_states grad_key_states grad_value_states decoder_hidden_states encoder_hidden_states q_weight k_weight v_weight;
+    vectors {}
     gradients:
         grad_decoder_hidden_states = 0 |s| (s.batch_size, s.seq_len_dec, s.hidden_size);
         grad_encoder_hidden_states = 1 |s| (s.batch_size, s.seq_len_enc, s.cross_hidden_size);

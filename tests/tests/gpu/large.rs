@@ -50,35 +50,39 @@ struct Placed {
     first_packed: usize,
 }
 
-#[test]
-fn audio_offsets_past_two_to_the_31_elements() {
-    const CHUNK: usize = 128;
-    // The last two chunks begin past element 2^31 of [T, 128]; so do the second head's rows of [1, 2, T, 64] from row 2^24 on.
-    let total = (1 << 24) + 2 * CHUNK + 44;
-    let first_of_last = total - 44 - CHUNK;
-    let placed = [
-        Placed { rows: 0..CHUNK, first_packed: 0 },
-        Placed { rows: first_of_last..first_of_last + CHUNK, first_packed: CHUNK },
-        Placed { rows: total - 44..total, first_packed: 2 * CHUNK },
-    ];
+/// Operation A on `total` rows in chunks of `chunk_len`, zeros but for the chunks whose indices are `filled`, the last of all among them.
+fn audio_matches_its_reference(test: &str, (total, chunk_len): (usize, usize), num_heads: usize, filled: &[usize]) {
+    let d_model = 64 * num_heads;
+    let cu_seqlens = window_cu_seqlens(chunk_len, total).unwrap();
+    assert_eq!(filled.last(), Some(&(cu_seqlens.num_chunks() - 1)));
+    let mut tokens = 0;
+    let placed: Vec<Placed> = filled
+        .iter()
+        .map(|chunk| {
+            let rows = chunk * chunk_len..total.min((chunk + 1) * chunk_len);
+            let first_packed = tokens;
+            tokens += rows.len();
+            Placed { rows, first_packed }
+        })
+        .collect();
     on_gpu(|gpu| {
-        let Some(_alone) = alone(gpu, "large::audio_offsets_past_two_to_the_31_elements") else { return };
-        let packed = audio_of(1, 2, cu_seqlens_of(&[CHUNK, CHUNK, 44], 0));
+        let Some(_alone) = alone(gpu, test) else { return };
+        let lens: Vec<usize> = placed.iter().map(|placed| placed.rows.len()).collect();
+        let packed = audio_of(1, num_heads, cu_seqlens_of(&lens, 0));
         let reference = audio::reference::backward(&packed).unwrap();
 
-        let elements = total * 128;
-        assert!(elements > 1 << 31);
-        let tokens = |values: &Array2<bf16>| {
+        let elements = total * d_model;
+        let tokens_tensor = |values: &Array2<bf16>| {
             let mut memory = Memory::<bf16>::filled(&gpu.gpu, elements, 0);
             for Placed { rows, first_packed } in &placed {
                 let values = values.slice(s![*first_packed..first_packed + rows.len(), ..]);
-                memory.write(rows.start * 128, values.to_owned().as_slice().unwrap());
+                memory.write(rows.start * d_model, values.to_owned().as_slice().unwrap());
             }
             memory
         };
         let states = |values: &Array<bf16, ndarray::Ix4>| {
             let mut memory = Memory::<bf16>::filled(&gpu.gpu, elements, 0);
-            for head in 0..2 {
+            for head in 0..num_heads {
                 for Placed { rows, first_packed } in &placed {
                     let values = values.slice(s![0, head, *first_packed..first_packed + rows.len(), ..]);
                     memory.write((head * total + rows.start) * 64, values.to_owned().as_slice().unwrap());
@@ -86,38 +90,40 @@ fn audio_offsets_past_two_to_the_31_elements() {
             }
             memory
         };
-        let (grad_output, hidden_states) = (tokens(&packed.grad_output), tokens(&packed.hidden_states));
+        let (grad_output, hidden_states) = (tokens_tensor(&packed.grad_output), tokens_tensor(&packed.hidden_states));
         let (query, key, value) =
             (states(&packed.query_states), states(&packed.key_states), states(&packed.value_states));
         let weights = [&packed.q_weight, &packed.k_weight, &packed.v_weight, &packed.out_weight]
             .map(|weight| Memory::of(&gpu.gpu, weight.as_slice().unwrap()));
-        let weight = |index: usize| view(&weights[index], Dtype::Bf16, &[128, 128]);
+        let weight = |index: usize| view(&weights[index], Dtype::Bf16, &[d_model, d_model]);
+        let offsets = Memory::of(&gpu.gpu, cu_seqlens.offsets());
+        let of_head = [1, num_heads, total, 64];
         let inputs = audio::DeviceInputs {
-            grad_output: view(&grad_output, Dtype::Bf16, &[total, 128]),
-            hidden_states: view(&hidden_states, Dtype::Bf16, &[total, 128]),
-            query_states: view(&query, Dtype::Bf16, &[1, 2, total, 64]),
-            key_states: view(&key, Dtype::Bf16, &[1, 2, total, 64]),
-            value_states: view(&value, Dtype::Bf16, &[1, 2, total, 64]),
+            grad_output: view(&grad_output, Dtype::Bf16, &[total, d_model]),
+            hidden_states: view(&hidden_states, Dtype::Bf16, &[total, d_model]),
+            query_states: view(&query, Dtype::Bf16, &of_head),
+            key_states: view(&key, Dtype::Bf16, &of_head),
+            value_states: view(&value, Dtype::Bf16, &of_head),
             q_weight: weight(0),
             k_weight: weight(1),
             v_weight: weight(2),
             out_weight: weight(3),
+            cu_seqlens: view(&offsets, Dtype::I32, &[cu_seqlens.num_chunks() + 1]),
         };
         for &module in &gpu.modules {
             eprintln!("{module} module");
-            let shape = audio::Shape { total_seq_len: total, num_heads: 2, scale: 0.125 };
-            let cu_seqlens = window_cu_seqlens(CHUNK, total).unwrap();
+            let shape = audio::Shape { total_seq_len: total, num_heads, scale: 0.125 };
             let plan = audio::Plan::new(&shape, &cu_seqlens, &Target::of(&gpu.gpu, module)).unwrap();
             let operation = audio::Backward::new(&gpu.gpu, plan).unwrap();
             let stream = Stream::new(&gpu.gpu).unwrap();
             let mut workspace = Workspace::allocate(&gpu.gpu, operation.plan().workspace().bytes()).unwrap();
             let grad_hidden = Memory::<bf16>::filled(&gpu.gpu, elements, 0xFF);
-            let matrices = [(); 4].map(|()| Memory::<bf16>::filled(&gpu.gpu, 128 * 128, 0xFF));
-            let biases = [(); 4].map(|()| Memory::<bf16>::filled(&gpu.gpu, 128, 0xFF));
-            let matrix = |index: usize| view_mut(&matrices[index], Dtype::Bf16, &[128, 128]);
-            let bias = |index: usize| view_mut(&biases[index], Dtype::Bf16, &[128]);
+            let matrices = [(); 4].map(|()| Memory::<bf16>::filled(&gpu.gpu, d_model * d_model, 0xFF));
+            let biases = [(); 4].map(|()| Memory::<bf16>::filled(&gpu.gpu, d_model, 0xFF));
+            let matrix = |index: usize| view_mut(&matrices[index], Dtype::Bf16, &[d_model, d_model]);
+            let bias = |index: usize| view_mut(&biases[index], Dtype::Bf16, &[d_model]);
             let mut gradients = audio::DeviceGradients {
-                grad_hidden_states: view_mut(&grad_hidden, Dtype::Bf16, &[total, 128]),
+                grad_hidden_states: view_mut(&grad_hidden, Dtype::Bf16, &[total, d_model]),
                 grad_q_weight: matrix(0),
                 grad_q_bias: bias(0),
                 grad_k_weight: matrix(1),
@@ -132,12 +138,14 @@ fn audio_offsets_past_two_to_the_31_elements() {
 
             let mut rows = Vec::new();
             for Placed { rows: Range { start, end }, .. } in &placed {
-                rows.extend(grad_hidden.read(start * 128..end * 128));
+                rows.extend(grad_hidden.read(start * d_model..end * d_model));
             }
-            let matrix = |index: usize| Array2::from_shape_vec((128, 128), matrices[index].read(0..128 * 128)).unwrap();
-            let bias = |index: usize| Array1::from_vec(biases[index].read(0..128));
+            let matrix = |index: usize| {
+                Array2::from_shape_vec((d_model, d_model), matrices[index].read(0..d_model * d_model)).unwrap()
+            };
+            let bias = |index: usize| Array1::from_vec(biases[index].read(0..d_model));
             let found = audio::Gradients {
-                grad_hidden_states: Array2::from_shape_vec((2 * CHUNK + 44, 128), rows).unwrap(),
+                grad_hidden_states: Array2::from_shape_vec((tokens, d_model), rows).unwrap(),
                 grad_q_weight: matrix(0),
                 grad_q_bias: bias(0),
                 grad_k_weight: matrix(1),
@@ -148,9 +156,30 @@ fn audio_offsets_past_two_to_the_31_elements() {
                 grad_out_bias: bias(3),
             };
             assert_audio(&found, &reference);
-            assert_zero(&grad_hidden, CHUNK * 128..first_of_last * 128);
+            for between in placed.windows(2) {
+                assert_zero(&grad_hidden, between[0].rows.end * d_model..between[1].rows.start * d_model);
+            }
         }
     });
+}
+
+#[test]
+fn audio_offsets_past_two_to_the_31_elements() {
+    const CHUNK: usize = 128;
+    // The last two chunks begin past element 2^31 of [T, 128]; so do the second head's rows of [1, 2, T, 64] from row 2^24 on.
+    let total = (1 << 24) + 2 * CHUNK + 44;
+    let last = (1 << 17) + 2;
+    assert!(total * 128 > 1 << 31);
+    let test = "large::audio_offsets_past_two_to_the_31_elements";
+    audio_matches_its_reference(test, (total, CHUNK), 2, &[0, last - 1, last]);
+}
+
+#[test]
+fn audio_of_840_000_rows_of_the_models_width() {
+    // dQ | dK | dV have 3.2e9 elements: chunks around their elements 2^30, 2^31 and 3e9 have values.
+    let chunk_of_element = |element: usize| element / (3 * 1280) / 100;
+    let filled = [0, chunk_of_element(1 << 30), chunk_of_element(1 << 31), chunk_of_element(3_000_000_000), 8399];
+    audio_matches_its_reference("large::audio_of_840_000_rows_of_the_models_width", (840_000, 100), 20, &filled);
 }
 
 #[test]

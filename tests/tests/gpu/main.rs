@@ -7,6 +7,7 @@ mod api;
 mod audio;
 mod child;
 mod cross;
+mod cu_seqlens;
 mod determinism;
 mod driver;
 mod errors;

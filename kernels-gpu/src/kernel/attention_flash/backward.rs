@@ -2,8 +2,8 @@
 //!
 //! Formula   P^T = exp(scale K Q^T + shift)   dP^T = V dA^T   dS^T = P^T (dP^T - delta)
 //!           dV = P^T dA   dK = scale dS^T Q   dQ += scale dS K
-//! Grid      Any number of blocks, best one an SM. They take numbers `n` from a counter, while there are any: key tile `n / num_heads` of the
-//!           table and head `n % num_heads`
+//! Grid      Any number of blocks, best one an SM. They take numbers `n` from a counter, while there are any: the key tile of slot
+//!           `n / num_heads`, if it has one, and head `n % num_heads`
 //! Block     384 threads. Warpgroup 0: thread 0 takes numbers and loads; lane 0 of warps 2 and 3 adds the halves of dQ (64 queries each) to
 //!           `params.dq`. Warpgroups 1 and 2: consumers, 64 keys each for everything but dQ, of which each computes 64 queries from the dS
 //!           of both
@@ -12,7 +12,7 @@
 //!           waits for nothing, so that this ends however many blocks run at a time
 //! Shared    bytes: 0 stages `[2]` of K and V, 32768 each; 65536 stages `[2]` of Q and dA, 32768 each; 131072 stages `[2]` of dS, `[2 halves of queries]
 //!           [128 keys][64]`; 196608 halves of dQ, 2 x 16384; 229376 statistics `[2]`, 1024 each; 231424 mbarriers of Q and dA, `full[2]`,
-//!           `empty[2]`; 231456 of K and V; 231488 of dS; 231520 of the halves of dQ; 231552 entry and head `[2]`. In place of dS at last: rows of dK and dV on
+//!           `empty[2]`; 231456 of K and V; 231488 of dS; 231520 of the halves of dQ; 231552 slot and head `[2]`. In place of dS at last: rows of dK and dV on
 //!           their way out, 2048 a warp; 147456 column sums of dK and dV, 2 x 256 a warp
 //! Registers 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg`
 //! Preconditions
@@ -52,7 +52,7 @@ use cuda_std::thread::{sync_threads, thread_idx_x};
 
 /// A warpgroup's 64 by 128 scores: sixteen C fragments a warp.
 type Scores = [[f32; 4]; 16];
-/// K and V, and the entry and head of their tile.
+/// K and V, and the slot and head of their tile.
 type KeyStages = Pipeline<{ config::KEY_STAGES }>;
 /// Q, dA and their statistics.
 type Stages = Pipeline<{ config::STAGES }>;
@@ -108,7 +108,7 @@ pub unsafe fn attention_flash_backward(params: FlashParams) {
     // SAFETY: the roles are taken by the threads that they ask for; the mbarriers are initialised before the block barrier.
     unsafe {
         if t == 0 {
-            pipelines.keys.init(1, 2);
+            pipelines.keys.init(1, 4); // read by the threads that add dQ, too
             pipelines.queries.init(1, 2);
             ds_stages(0).init(THREADS - 128, 2);
             dq_half(0, 0).init(128, 1);
@@ -151,7 +151,7 @@ unsafe fn fill_first_ds(thread: u32) {
     }
 }
 
-/// Shared address of the entry and head of the stage's tile.
+/// Shared address of the slot and head of the stage's tile.
 #[inline(always)]
 fn tile_words(keys: &KeyStages) -> u32 {
     dynamic_base() + config::TILES_OFFSET + 8 * keys.stage()
@@ -166,7 +166,7 @@ unsafe fn wait_for_tile(params: &FlashParams, keys: &KeyStages) -> bool {
     // SAFETY: the words are stored before the mbarrier's phase completes.
     unsafe {
         keys.wait_full();
-        lds32(tile_words(keys)) < params.num_tiles
+        lds32(tile_words(keys)) < params.num_slots
     }
 }
 
@@ -176,7 +176,7 @@ unsafe fn wait_for_tile(params: &FlashParams, keys: &KeyStages) -> bool {
 /// After [`wait_for_tile`], before the stage is released.
 #[inline(always)]
 unsafe fn key_tile(params: &FlashParams, keys: &KeyStages) -> Tile {
-    // SAFETY: the entry exists.
+    // SAFETY: the slot exists.
     unsafe { Tile::load(params, lds32(tile_words(keys)), lds32(tile_words(keys) + 4)) }
 }
 
@@ -187,35 +187,39 @@ unsafe fn key_tile(params: &FlashParams, keys: &KeyStages) -> Tile {
 #[inline(always)]
 unsafe fn produce(params: &FlashParams, Pipelines { mut keys, mut queries }: Pipelines) {
     let base = dynamic_base();
-    let slots = params.num_tiles as usize * params.num_heads as usize;
+    let places = params.num_slots as usize * params.attention.num_heads as usize;
     // SAFETY: the buffers are empty when they are filled, and as large as what is announced and loaded.
     unsafe {
         loop {
-            let number = atomic_add(params.counters.wrapping_add(2 * slots), 1);
-            let num_heads = NonZero::new_unchecked(params.num_heads);
-            let (entry, head) = (number / num_heads, number % num_heads);
+            let number = atomic_add(params.counters.wrapping_add(2 * places), 1);
+            let num_heads = NonZero::new_unchecked(params.attention.num_heads);
+            let (slot, head) = (number / num_heads, number % num_heads);
+            let is_last = slot >= params.num_slots;
+            if !is_last && Tile::load(params, slot, head).len == 0 {
+                continue;
+            }
             keys.wait_empty();
-            sts32(tile_words(&keys), entry);
+            sts32(tile_words(&keys), slot);
             sts32(tile_words(&keys) + 4, head);
-            if entry >= params.num_tiles {
+            if is_last {
                 break;
             }
-            let tile = Tile::load(params, entry, head);
-            let (slot, to) = (tile.slot(params, tile.index), base + keys.stage() * 2 * TILE_BYTES);
+            let tile = Tile::load(params, slot, head);
+            let (place, to) = (tile.place(params, tile.index), base + keys.stage() * 2 * TILE_BYTES);
             mbarrier_arrive_expect_tx(keys.full(), 2 * TILE_BYTES);
-            bulk_load(to, operand_tile(params, slot, Operand::K).cast(), TILE_BYTES, keys.full());
-            bulk_load(to + TILE_BYTES, operand_tile(params, slot, Operand::V).cast(), TILE_BYTES, keys.full());
+            bulk_load(to, operand_tile(params, place, Operand::K).cast(), TILE_BYTES, keys.full());
+            bulk_load(to + TILE_BYTES, operand_tile(params, place, Operand::V).cast(), TILE_BYTES, keys.full());
             keys.advance();
             for i in 0..tile.tiles_in_chunk() {
-                let slot = tile.slot(params, i);
+                let place = tile.place(params, i);
                 let q = base + config::STAGES_OFFSET + queries.stage() * 2 * TILE_BYTES;
                 let to = base + config::STATISTICS_OFFSET + queries.stage() * STATISTICS_BYTES;
-                let statistics = params.statistics.wrapping_add(slot * STATISTICS_FLOATS as usize);
+                let statistics = params.statistics.wrapping_add(place * STATISTICS_FLOATS as usize);
                 queries.wait_empty();
                 mbarrier_arrive_expect_tx(queries.full(), 2 * TILE_BYTES + STATISTICS_BYTES);
-                bulk_load(q, operand_tile(params, slot, Operand::Q).cast(), TILE_BYTES, queries.full());
+                bulk_load(q, operand_tile(params, place, Operand::Q).cast(), TILE_BYTES, queries.full());
                 bulk_load(to, statistics, STATISTICS_BYTES, queries.full());
-                let d_attn = operand_tile(params, slot, Operand::DAttn);
+                let d_attn = operand_tile(params, place, Operand::DAttn);
                 bulk_load(q + TILE_BYTES, d_attn.cast(), TILE_BYTES, queries.full());
                 queries.advance();
             }
@@ -233,14 +237,15 @@ unsafe fn add_dq(params: &FlashParams, mut keys: KeyStages, half: u32) {
     let mut dq = dq_half(half, 0);
     let from = dynamic_base() + config::DQ_OFFSET + half * DQ_HALF_BYTES;
     // SAFETY: the half is full when it is read. The earlier key tiles have been taken, so that the wait ends; it orders their
-    // additions before this one, and this one before the count. The number is read before the consumers can be done with the stage.
+    // additions before this one, and this one before the count.
     unsafe {
         while wait_for_tile(params, &keys) {
             let tile = key_tile(params, &keys);
+            mbarrier_arrive_if(true, keys.empty());
             for i in 0..tile.tiles_in_chunk() {
-                let slot = tile.slot(params, i);
-                let counter = params.counters.wrapping_add(2 * slot + half as usize);
-                let to = params.dq.wrapping_add(slot * DQ_FLOATS as usize + (half * DQ_FLOATS / 2) as usize);
+                let place = tile.place(params, i);
+                let counter = params.counters.wrapping_add(2 * place + half as usize);
+                let to = params.dq.wrapping_add(place * DQ_FLOATS as usize + (half * DQ_FLOATS / 2) as usize);
                 dq.wait_full();
                 while ld_acquire(counter) != tile.index {}
                 fence_proxy_async();
@@ -322,9 +327,9 @@ impl Consumer {
         // after the warpgroup's reads of the statistics; accumulators are pinned after each wait.
         unsafe {
             let tile = key_tile(params, &self.keys());
-            let e = exponents(params, tile.slot(params, tile.index));
-            let to_logits = logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
-            let unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
+            let e = exponents(params, tile.place(params, tile.index));
+            let to_logits = logit_factor(params.attention.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
+            let unit = pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.attention.scale).0;
             let start = [0, 8].map(|below| {
                 let exists = 16 * warp + lane / 4 + below < tile.rows_from(0);
                 f32::from_bits(select(exists, 0, f32::NEG_INFINITY.to_bits()))
@@ -445,10 +450,10 @@ impl Consumer {
         // products that read dS at the first barrier, and write dS again after the last one.
         unsafe {
             let tile = key_tile(params, &self.keys());
-            let e = exponents(params, tile.slot(params, tile.index));
+            let e = exponents(params, tile.place(params, tile.index));
             let unscale_q = pow2(-e[Operand::Q as usize]);
             scale_rows(&mut dk, unscale_q, unscale_q);
-            let dk_factor = Pow2::new(split_scale(params.scale).1 - ds_unit(&e));
+            let dk_factor = Pow2::new(split_scale(params.attention.scale).1 - ds_unit(&e));
             let dv_factor = Pow2::new(-P_EXPONENT - e[Operand::DAttn as usize]);
             named_barrier(named_barrier::CONSUMERS, THREADS - 128);
             mbarrier_arrive_if(leads(), self.keys().empty());

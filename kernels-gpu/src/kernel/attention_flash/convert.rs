@@ -1,16 +1,16 @@
 //! `attention_flash_convert`: Q, K, V, dA as scaled fp16 tiles, laid out as the other kernels read them into shared memory.
 //!
-//! Formula   operands[slot] = fp16(2^e x), e for each chunk, head and tensor; K less the keys' common part first (see `super`)
-//! Grid      (num_tiles, num_heads)
+//! Formula   operands[place] = fp16(2^e x), e for each chunk, head and tensor; K less the keys' common part first (see `super`)
+//! Grid      (num_slots, num_heads)
 //! Block     8 warps, 16 rows each
-//! Shared    4 words a warp: largest fields of the chunk
+//! Shared    8 words a warp: largest fields of the chunk, whether it is whole
 //! Registers at most 64 a thread (4 blocks on an SM)
 //! Preconditions
 //!           `attention_flash_largest` has run
 //! Rounding  to nearest fp16. Also zeroes the counters of `attention_flash_backward`
 use super::largest::d_attn_rows;
 use super::{Operand, Tile, operand_tile};
-use crate::config::attention_flash::{ROWS_BLOCKS_PER_SM, ROWS_THREADS};
+use crate::config::attention_flash::{ROWS_BLOCKS_PER_SM, ROWS_THREADS, TILE_ROWS};
 use crate::params::FlashParams;
 use crate::ptx::convert::{bf16x2_to_f32, f16x2, select};
 use crate::ptx::memory::{ldg128_or_zero, lds32, stg32_if, stg64_if, stg128_if, sts32_if};
@@ -32,68 +32,89 @@ use cuda_std::thread::{block_idx_x, block_idx_y, sync_threads, thread_idx_x};
 pub unsafe fn attention_flash_convert(params: FlashParams) {
     let t = thread_idx_x();
     let (warp, lane) = (t / 32, t % 32);
-    // SAFETY: rows past the chunk's end are predicated off when read and zero when written; slots and counters are the block's own;
+    // SAFETY: rows past the chunk's end are predicated off when read and zero when written; places and counters are the block's own;
     // a barrier orders the warps' words and their readers.
     unsafe {
-        let tile = Tile::load(&params, block_idx_x(), block_idx_y());
-        let slot = tile.slot(&params, tile.index);
-        let counters = params.counters.wrapping_add(2 * slot + (t & 1) as usize);
+        let (slot, head) = (block_idx_x(), block_idx_y());
+        let num_heads = params.attention.num_heads as usize;
+        let place = slot as usize * num_heads + head as usize;
+        let counters = params.counters.wrapping_add(2 * place + (t & 1) as usize);
         stg32_if(t < 2, counters.cast(), 0);
-        let slots = params.num_tiles as usize * params.num_heads as usize;
-        stg32_if(t == 2 && slot == 0, params.counters.wrapping_add(2 * slots).cast(), 0);
+        let places = params.num_slots as usize * num_heads;
+        stg32_if(t == 2 && place == 0, params.counters.wrapping_add(2 * places).cast(), 0);
 
-        let e = chunk_exponents(&params, &tile, t);
+        let mut tile = Tile::load_from(params.found_tiles, slot, head);
+        let mut e = [0; 4];
+        if tile.len > 0 {
+            let is_whole;
+            (e, is_whole) = chunk_exponents(&params, &tile, t);
+            if !is_whole {
+                tile.len = 0;
+            }
+        }
+        let words = [tile.start, tile.len, tile.index * TILE_ROWS, 0];
+        stg128_if(t == 0 && head == 0, params.tiles.wrapping_add(slot as usize).cast(), words);
+        if tile.len == 0 {
+            return;
+        }
         let e_of_lane = select(
             t & 1 == 0,
             select(t & 2 == 0, e[0] as u32, e[2] as u32),
             select(t & 2 == 0, e[1] as u32, e[3] as u32),
         );
-        stg32_if(t < 4, params.exponents.wrapping_add(4 * slot + (t & 3) as usize).cast(), e_of_lane);
+        stg32_if(t < 4, params.exponents.wrapping_add(4 * place + (t & 3) as usize).cast(), e_of_lane);
 
         let (first, rows) = (16 * warp, tile.rows_from(16 * warp));
         let states = tile.states_offset(&params, first);
-        let to = |operand| operand_tile(&params, slot, operand).wrapping_add((ROWS_16_BYTES * warp) as usize);
-        let q = load_rows_bf16(params.query_states.wrapping_add(states), rows, lane);
+        let to = |operand| operand_tile(&params, place, operand).wrapping_add((ROWS_16_BYTES * warp) as usize);
+        let q = load_rows_bf16(params.attention.query_states.wrapping_add(states), rows, lane);
         store_rows(&q, &[0.0; 8], rows, e[0], to(Operand::Q), lane);
-        let k = load_rows_bf16(params.key_states.wrapping_add(states), rows, lane);
+        let k = load_rows_bf16(params.attention.key_states.wrapping_add(states), rows, lane);
         let common = common_part(&params, &tile, lane);
         store_rows(&k, &common, rows, e[1], to(Operand::K), lane);
-        let v = load_rows_bf16(params.value_states.wrapping_add(states), rows, lane);
+        let v = load_rows_bf16(params.attention.value_states.wrapping_add(states), rows, lane);
         store_rows(&v, &[0.0; 8], rows, e[2], to(Operand::V), lane);
         store_d_attn(d_attn_rows(&params, &tile, first), pow2(e[3]), to(Operand::DAttn), lane);
     }
 }
 
-/// Scale exponents of Q, K, V, dA in the tile's chunk and head. K has one binade in reserve: less the common part it can be twice as large.
+/// Scale exponents of Q, K, V, dA in the tile's chunk and head, and whether the chunk has all of its slots. K has one binade in reserve: less
+/// the common part it can be twice as large.
 ///
 /// # Safety
-/// All threads of the block; `largest` is complete.
+/// All threads of the block; `largest` and `found_tiles` are complete.
 #[inline(always)]
-unsafe fn chunk_exponents(params: &FlashParams, tile: &Tile, t: u32) -> [i32; 4] {
-    let mut fields = [0u32; 4];
+unsafe fn chunk_exponents(params: &FlashParams, tile: &Tile, t: u32) -> ([i32; 4], bool) {
+    // the largest fields, and whether a slot is another chunk's
+    let mut words = [0u32; 5];
     let mut i = t;
-    // SAFETY: the slots are the chunk's; a barrier orders the words and their readers.
+    // SAFETY: the places are the chunk's; a barrier orders the words and their readers.
     unsafe {
         while i < tile.tiles_in_chunk() {
-            let of_tile = ldg128_or_zero(params.largest.wrapping_add(4 * tile.slot(params, i)).cast(), true);
+            let other = Tile::load_from(params.found_tiles, tile.first_slot + i, tile.head);
+            let is_of_chunk = other.start == tile.start && other.len == tile.len && other.index == i;
+            words[4] |= !is_of_chunk as u32;
+            let largest = params.largest.wrapping_add(4 * tile.place(params, i));
+            let of_tile = ldg128_or_zero(largest.cast(), is_of_chunk);
             for i in 0..4 {
-                fields[i] = fields[i].max(of_tile[i]);
+                words[i] = words[i].max(of_tile[i]);
             }
             i += ROWS_THREADS;
         }
-        for i in 0..4 {
-            let field = redux_max(fields[i]);
-            sts32_if(t % 32 == 0, dynamic_base() + t / 32 * 16 + 4 * i as u32, field);
+        for i in 0..5 {
+            let word = redux_max(words[i]);
+            sts32_if(t % 32 == 0, dynamic_base() + t / 32 * 32 + 4 * i as u32, word);
         }
         sync_threads();
-        for i in 0..4 {
-            fields[i] = 0;
+        for i in 0..5 {
+            words[i] = 0;
             for w in 0..ROWS_THREADS / 32 {
-                fields[i] = fields[i].max(lds32(dynamic_base() + 16 * w + 4 * i as u32));
+                words[i] = words[i].max(lds32(dynamic_base() + 32 * w + 4 * i as u32));
             }
         }
     }
-    [scale_exponent(fields[0]), scale_exponent(fields[1]) - 1, scale_exponent(fields[2]), scale_exponent(fields[3])]
+    let [q, k, v, d_attn, broken] = words;
+    ([scale_exponent(q), scale_exponent(k) - 1, scale_exponent(v), scale_exponent(d_attn)], broken == 0)
 }
 
 /// About the mean of the chunk's first 16 keys in this lane's eight columns: a multiple of the last place of the largest of them; zero
@@ -103,11 +124,11 @@ unsafe fn chunk_exponents(params: &FlashParams, tile: &Tile, t: u32) -> [i32; 4]
 /// All lanes of the warp arrive.
 #[inline(always)]
 unsafe fn common_part(params: &FlashParams, tile: &Tile, lane: u32) -> [f32; 8] {
-    let head_row = tile.head as usize * params.total_seq_len as usize + tile.start as usize;
+    let head_row = tile.head as usize * params.attention.total_seq_len as usize + tile.start as usize;
     let mut sums = [0f32; 8];
     // SAFETY: rows past the chunk's end are predicated off.
     unsafe {
-        let keys = load_rows_bf16(params.key_states.wrapping_add(head_row * 128), tile.len, lane);
+        let keys = load_rows_bf16(params.attention.key_states.wrapping_add(head_row * 128), tile.len, lane);
         let field = largest_field_bf16(&keys);
         for words in &keys {
             for i in 0..4 {

@@ -1,7 +1,7 @@
 //! `attention_flash_forward`: O and the statistics of one tile of 128 queries of one head.
 //!
 //! Formula   P = softmax(scale Q K^T)   O = P V   delta = rowsum(dA O)
-//! Grid      Any number of blocks, best one an SM: block `b` of `B` takes tiles `b`, `b + B`, .. of all heads' (the tiles of a head follow
+//! Grid      Any number of blocks, best one an SM: block `b` of `B` takes slots `b`, `b + B`, .. of all heads' (the tiles of a head follow
 //!           each other: those worked on at a time read the same keys, while they are in L2)
 //! Block     384 threads. Warpgroup 0: thread 0 loads. Warpgroups 1 and 2: consumers, 64 queries each; while the products with V of one
 //!           key tile are in flight, the exponentials of the next one are computed. The chunk's last tile comes first: it alone is masked
@@ -65,8 +65,11 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
             if t == 0 {
                 let mut producer = Producer { stages, queries };
                 let mut number = block_idx_x();
-                while number < params.num_tiles * params.num_heads {
-                    producer.produce(&params, &query_tile(&params, number));
+                while number < params.num_slots * params.attention.num_heads {
+                    let tile = query_tile(&params, number);
+                    if tile.len > 0 {
+                        producer.produce(&params, &tile);
+                    }
                     number += grid_dim_x();
                 }
             }
@@ -75,15 +78,18 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
             let turn = Turn::start(t - 128);
             let mut consumer = Consumer { stages, queries, turn, thread: t - 128 };
             let mut number = block_idx_x();
-            while number < params.num_tiles * params.num_heads {
-                consumer.consume(&params, &query_tile(&params, number));
+            while number < params.num_slots * params.attention.num_heads {
+                let tile = query_tile(&params, number);
+                if tile.len > 0 {
+                    consumer.consume(&params, &tile);
+                }
                 number += grid_dim_x();
             }
         }
     }
 }
 
-/// Tile number `number` of all heads'.
+/// Tile of place number `number`, the heads one after the other; it may have none.
 ///
 /// # Safety
 /// There are so many.
@@ -91,8 +97,8 @@ pub unsafe fn attention_flash_forward(params: FlashParams) {
 unsafe fn query_tile(params: &FlashParams, number: u32) -> Tile {
     // SAFETY: as the caller promises.
     unsafe {
-        let num_tiles = NonZero::new_unchecked(params.num_tiles);
-        Tile::load(params, number % num_tiles, number / num_tiles)
+        let num_slots = NonZero::new_unchecked(params.num_slots);
+        Tile::load(params, number % num_slots, number / num_slots)
     }
 }
 
@@ -120,15 +126,15 @@ impl Producer {
         unsafe {
             queries.wait_empty();
             mbarrier_arrive_expect_tx(queries.full(), TILE_BYTES);
-            let q = operand_tile(params, tile.slot(params, tile.index), Operand::Q);
+            let q = operand_tile(params, tile.place(params, tile.index), Operand::Q);
             bulk_load(dynamic_base() + queries.stage() * TILE_BYTES, q.cast(), TILE_BYTES, queries.full());
             queries.advance();
             for i in 0..tile.tiles_in_chunk() {
-                let slot = tile.slot(params, key_tile(tile, i));
+                let place = tile.place(params, key_tile(tile, i));
                 stages.wait_empty();
                 mbarrier_arrive_expect_tx(stages.full(), 2 * TILE_BYTES);
-                bulk_load(keys(stages), operand_tile(params, slot, Operand::K).cast(), TILE_BYTES, stages.full());
-                bulk_load(values(stages), operand_tile(params, slot, Operand::V).cast(), TILE_BYTES, stages.full());
+                bulk_load(keys(stages), operand_tile(params, place, Operand::K).cast(), TILE_BYTES, stages.full());
+                bulk_load(values(stages), operand_tile(params, place, Operand::V).cast(), TILE_BYTES, stages.full());
                 stages.advance();
             }
         }
@@ -282,13 +288,13 @@ impl Consumer {
         let leader = self.thread % 128 == 0;
         let (queries, stages) = (&mut self.queries, &mut self.stages);
         let turn = self.turn;
-        let slot = tile.slot(params, tile.index);
+        let place = tile.place(params, tile.index);
         let q = dynamic_base() + queries.stage() * TILE_BYTES + warpgroup * CHUNK_BYTES;
         // SAFETY: buffers are full when they are read and released when the products that read them are complete; accumulators are pinned
         // after each wait; each warp stages its own rows.
         unsafe {
-            let e = exponents(params, slot);
-            let to_logits = logit_factor(params.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
+            let e = exponents(params, place);
+            let to_logits = logit_factor(params.attention.scale, e[Operand::Q as usize] + e[Operand::K as usize]);
             let mut softmax = Softmax { max: [f32::NEG_INFINITY; 2], sum: [0.0; 2], to_logits };
             let mut o = ZERO;
             let mut scores = column_mask(tile.len - key_tile(tile, 0) * TILE_ROWS, lane);
@@ -353,11 +359,11 @@ unsafe fn store_statistics(
     warp: u32,
     lane: u32,
 ) {
-    let slot = tile.slot(params, tile.index);
-    let d_attn = operand_tile(params, slot, Operand::DAttn).wrapping_add((ROWS_16_BYTES * warp) as usize);
-    let statistics = params.statistics.wrapping_add(slot * STATISTICS_FLOATS as usize);
-    let delta_unit = -pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.scale).0;
-    // SAFETY: the rows of the slot are the warp's own.
+    let place = tile.place(params, tile.index);
+    let d_attn = operand_tile(params, place, Operand::DAttn).wrapping_add((ROWS_16_BYTES * warp) as usize);
+    let statistics = params.statistics.wrapping_add(place * STATISTICS_FLOATS as usize);
+    let delta_unit = -pow2(DS_EXPONENT - P_EXPONENT) * split_scale(params.attention.scale).0;
+    // SAFETY: the rows of the place are the warp's own.
     unsafe {
         let delta = delta(o, d_attn, lane);
         for r in 0..2 {

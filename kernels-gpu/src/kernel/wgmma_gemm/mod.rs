@@ -3,7 +3,7 @@
 //! **Formula.** For each product, `C[m, n] = 2^(row_exponents[m] + exponent) * sum over k of A[m, k] B[k, n]`. A is one K-major
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
-//! other.
+//! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
 //! must be resident at once, see [`Item`]: a cooperative launch. Deterministic: parts are added in a fixed order, nothing is added atomically.
@@ -158,11 +158,12 @@ unsafe fn run<E: Entry>() {
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
     // warp, and the mbarriers are initialised before the block barrier.
     unsafe {
-        // The first item and the tensor maps are cold misses: they start before anything else.
+        // The first item, the tensor maps and the limit of k are cold misses: they start before anything else.
         prefetch_l1(list::<E>());
         let map = t.wrapping_sub(32);
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
+        let k_limit = producer::load_k_limit::<E>();
         if t == 0 {
             ring.init(2);
         }
@@ -171,7 +172,7 @@ unsafe fn run<E: Entry>() {
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             if t == 0 {
-                producer::produce_list::<E>(ring);
+                producer::produce_list::<E>(ring, k_limit);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
             } else if t >= 32 {

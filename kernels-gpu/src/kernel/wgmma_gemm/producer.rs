@@ -1,22 +1,32 @@
 //! The producer thread: loads operand blocks and parts into the ring, in the order in which the consumers use them.
+//!
+//! Where the device limits k (`WgmmaParams::k_limit`), a k-block past the limit is loaded from outside of the tensor, which gives zeros, and
+//! the one that the limit cuts from the product's copies of it, which have zeros past the limit: NaN there would survive a factor of zero.
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
 use super::{Entry, list};
-use crate::config::wgmma::{GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
+use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
 use crate::params::Major;
-use crate::params_wgmma::TensorMap;
+use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_4d};
+use crate::ptx::memory::ldg32_or;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
 
-/// The producer's walk over the list.
+/// What a limited k has no limit as.
+const NO_LIMIT: u32 = u32::MAX;
+/// A coordinate that is outside of every tensor along k: their extents are below 2^30.
+const OUTSIDE: u32 = 1 << 30;
+
+/// The producer's walk over the list; `loaded_limit` as [`load_k_limit`] gives it.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
 #[inline(always)]
-pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
+pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
+        let limit = limit_of::<E>(loaded_limit);
         let mut next = list::<E>();
         loop {
             let item = *next;
@@ -27,25 +37,50 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
             prefetch_l1(next);
             match item.kind {
                 item_kind::REDUCE => produce_reduce::<E>(&mut ring, &item),
-                item_kind::OWNER => produce_owner::<E>(&mut ring, &item),
-                _ => produce::<E>(&mut ring, &item, 0, item.k_blocks),
+                item_kind::OWNER => produce_owner::<E>(&mut ring, &item, limit, next),
+                _ => produce::<E>(&mut ring, &item, limit, next, 0, item.k_blocks),
             }
         }
     }
 }
 
-/// Streams k-blocks `first..end` of the item.
+/// What the device says of k; [`limit_of`] makes the limit of it, where that is needed: the load takes a while.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) {
+pub(super) unsafe fn load_k_limit<E: Entry>() -> u32 {
+    // SAFETY: null, or readable; nothing writes it during the launch.
+    unsafe {
+        let limit = (*E::params()).k_limit;
+        ldg32_or(limit, !limit.is_null(), NO_LIMIT)
+    }
+}
+
+/// How much of k is summed where A is MN-major; [`NO_LIMIT`]: all of it.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+unsafe fn limit_of<E: Entry>(loaded: u32) -> u32 {
+    // SAFETY: a parameter.
+    if loaded < unsafe { (*E::params()).k_rows } { loaded } else { NO_LIMIT }
+}
+
+/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item, first: u32, end: u32) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };
     }
     let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
+    let limited = if a_mn_major { (limit / TILE_K).saturating_sub(item.k0 / TILE_K).max(first) } else { end };
+    let whole = end.min(limited);
     let mut k = item.k0 + first * TILE_K;
     // k in B's segment, and the segment's map.
     let mut b_k = k;
@@ -58,7 +93,7 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) 
             b_k -= item.segment_k;
             b_map = b_map.add(1);
         }
-        for _ in first..end {
+        for _ in first..whole {
             ring.acquire(bytes);
             // 3-D coordinates: K-major (k, m, 0), MN-major (0, k, m / 64).
             let a = if a_mn_major { [0, k, item.m0 / 64] } else { [k, item.m0, 0] };
@@ -72,6 +107,42 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) 
                 b_map = b_map.wrapping_add(1);
             }
         }
+        for block in whole..end {
+            ring.acquire(bytes);
+            load_limited::<E>(ring, next.wrapping_sub(1), block);
+            ring.advance();
+        }
+    }
+}
+
+/// Loads a k-block of MN-major operands that reaches past the limit. What the loads before it do not need is read anew: registers are few.
+///
+/// # Safety
+/// As [`produce_list`], into a stage that was acquired for both operands.
+#[inline(always)]
+unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
+    // SAFETY: as the caller promises.
+    let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, limit_of::<E>(load_k_limit::<E>())) };
+    let is_cut = k < limit;
+    let at = if is_cut { k } else { OUTSIDE };
+    let load = |to: u32, map: u32, boundary: *const u8, first: u32, columns: u32| {
+        let chunk = first / 64;
+        // SAFETY: the map is in use; a boundary has a tile for each 64 columns of the operand.
+        unsafe {
+            if is_cut && !boundary.is_null() {
+                let from = boundary.wrapping_add((chunk * CHUNK_BYTES) as usize);
+                bulk_load(to, from.cast(), columns / 64 * CHUNK_BYTES, ring.full());
+            } else {
+                let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
+                tma_load_3d(to, maps.add(map as usize), [0, at, chunk], ring.full());
+            }
+        }
+    };
+    // SAFETY: the item's product.
+    unsafe {
+        let product = || (&raw const (*E::params()).products).cast::<WgmmaProduct>().add((*item).product as usize);
+        load(ring.a(), (*item).a_map, (*product()).a_boundary, (*item).m0, TILE_M);
+        load(ring.b(), (*item).b_map, (*product()).b_boundary, (*item).n0, (*item).width);
     }
 }
 
@@ -125,20 +196,20 @@ unsafe fn wait_for_parts<E: Entry>(item: &Item) {
     }
 }
 
-/// Owner: its k-blocks, then the parts, 64 columns of one part a stage.
+/// Owner, the item before `next` in the list: its k-blocks, then the parts, 64 columns of one part a stage.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce_owner<E: Entry>(ring: &mut Ring, item: &Item) {
+unsafe fn produce_owner<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item) {
     const GROUPS: usize = 8;
     // SAFETY: the parts of both warpgroups have arrived; a stage holds 2 x 8 groups.
     unsafe {
         // The wait goes before the last k-blocks, so that its latency hides behind the full ring.
         let tail = item.k_blocks.saturating_sub(STAGES - 1);
-        produce::<E>(ring, item, 0, tail);
+        produce::<E>(ring, item, limit, next, 0, tail);
         wait_for_parts::<E>(item);
-        produce::<E>(ring, item, tail, item.k_blocks);
+        produce::<E>(ring, item, limit, next, tail, item.k_blocks);
         let groups = item.width as usize / 8;
         let mut from = first_part::<E>(item).cast_const();
         for _ in 0..item.parts {

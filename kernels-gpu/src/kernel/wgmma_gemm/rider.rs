@@ -17,7 +17,7 @@ use crate::params::PartialSum;
 use crate::params_wgmma::{ColumnSum, Rider};
 use crate::ptx::convert::bf16x2;
 use crate::ptx::hopper::ctaid_again;
-use crate::ptx::memory::{stg32_if, stg64_if, stg128_if};
+use crate::ptx::memory::{ldg32_or, stg32_if, stg64_if, stg128_if};
 use crate::ptx::sync::shfl_xor;
 
 /// Everything that the parameters ask for.
@@ -30,7 +30,7 @@ pub(super) unsafe fn ride<E: Entry>(lane: u32) {
     unsafe {
         let rider: *const Rider = &raw const (*E::params()).rider;
         zero((*rider).zero, (*rider).zero_words, lane);
-        sum_columns(&(*rider).column_sum, lane);
+        sum_columns::<E>(&(*rider).column_sum, lane);
         sum_partials(rider, lane);
     }
 }
@@ -55,16 +55,21 @@ unsafe fn zero(at: *mut u32, words: u32, lane: u32) {
 /// # Safety
 /// As [`ride`].
 #[inline(always)]
-unsafe fn sum_columns(sum: &ColumnSum, lane: u32) {
+unsafe fn sum_columns<E: Entry>(sum: &ColumnSum, lane: u32) {
     const LANES_A_ROW: u32 = RIDER_COLUMN_SUM_COLUMNS / 8;
     const ROWS: u32 = 32 / LANES_A_ROW;
     const { assert!(LANES_A_ROW == 2) }; // the shuffles below add lanes of equal parity
     let jobs = sum.columns.div_ceil(RIDER_COLUMN_SUM_COLUMNS);
+    // SAFETY: the limit is null, or readable; a negative one is a large one.
+    let end = unsafe {
+        let limit = (*E::params()).k_limit;
+        sum.rows.min(ldg32_or(limit, !limit.is_null(), sum.rows))
+    };
     let mut job = ctaid_again();
     while job < jobs {
         let column = job * RIDER_COLUMN_SUM_COLUMNS + lane % LANES_A_ROW * 8;
         let exists = column < sum.columns;
-        let rows = LaneRows { first: 0, offset: lane / LANES_A_ROW, step: ROWS, end: sum.rows };
+        let rows = LaneRows { first: 0, offset: lane / LANES_A_ROW, step: ROWS, end };
         // SAFETY: columns come in eights, so those that exist lie in the matrix; the job is the same for all lanes.
         unsafe {
             let mut total = sum_rows_bf16(sum.x, sum.columns, rows, column, exists);
