@@ -1,6 +1,7 @@
 //! The operation of `attention_short` for long chunks on Hopper: five kernels, matrix products by wgmma.
 //!
-//! * [`largest`], [`convert`]: Q, K, V, dA become fp16 tiles of 128 rows, scaled by one power of two for each chunk, head and tensor
+//! * [`largest`], [`convert`]: tiles of 128 rows are found in `cu_seqlens`, and Q, K, V, dA become fp16 there, scaled by one power of two for
+//!   each chunk, head and tensor
 //! * [`forward`]: O, and the statistics of each query
 //! * [`backward`]: dK, dV, and dQ in fp32, key tiles added in order
 //! * [`dq`]: dQ in bf16 and its column sums
