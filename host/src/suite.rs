@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::compare::{MaxAtol, Tolerance};
 use crate::cu_seqlens::check_total_seq_len;
 use crate::random::{normal, stream};
-use crate::{CuSeqlens, Error, audio, cross};
+use crate::{CuSeqlens, Error, audio, cross, window_cu_seqlens};
 
 const AUDIO_SUITE: &str = include_str!("../suites/audio_varlen_attention.json");
 const CROSS_SUITE: &str = include_str!("../suites/cross_attention_qkv.json");
@@ -118,6 +118,20 @@ pub fn audio_cases() -> Vec<AudioCase> {
         tolerance: case.tolerance.into(),
     };
     suite.cases.into_iter().map(case).collect()
+}
+
+/// Cases of operation A whose time is that of attention over long chunks: 16,384 tokens of the suite's model in chunks of 1500, and in one.
+/// Their tolerance is that of random cases.
+pub fn audio_long_cases() -> Vec<AudioCase> {
+    const TOTAL_SEQ_LEN: usize = 16_384;
+    let (num_heads, scale) = (20, 1.0 / (audio::HEAD_DIM as f32).sqrt());
+    let case = |chunk_len: usize| AudioCase {
+        name: format!("T={TOTAL_SEQ_LEN} chunks of {chunk_len}"),
+        shape: audio::Shape { total_seq_len: TOTAL_SEQ_LEN, num_heads, scale },
+        cu_seqlens: window_cu_seqlens(chunk_len, TOTAL_SEQ_LEN).expect("the sizes are valid"),
+        tolerance: RANDOM_AUDIO,
+    };
+    [256, 512, 1500, 4096, TOTAL_SEQ_LEN].map(case).into()
 }
 
 /// The 16 public cases of operation B, in the suite's order.

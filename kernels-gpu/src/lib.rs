@@ -4,7 +4,7 @@
 //! ordinary library for the host, which shares [`params`], [`config`], [`tile::layout`] and [`schedule`] with the kernels.
 //!
 //! Two PTX modules come from this crate: **portable** (`sm_80`: mma.sync, ldmatrix, cp.async) and **Hopper** (`sm_90a`: all of the
-//! portable entries, recompiled, and the `wgmma_*` kernels). What belongs to Hopper alone is behind `cfg(target_feature = "sm_90a")`.
+//! portable entries, recompiled, and the `wgmma_*` and `attention_flash_*` kernels). What belongs to Hopper alone is behind `cfg(target_feature = "sm_90a")`.
 //!
 //! * [`params`], [`params_wgmma`]: the structs that cross the boundary
 //! * [`config`]: per-kernel constants, read by device code and by the host's plans

@@ -4,7 +4,10 @@
 
 #[path = "params_cross.rs"]
 mod cross;
+#[path = "params_flash.rs"]
+mod flash;
 pub use cross::CrossConvertParams;
+pub use flash::{FlashParams, FlashTile};
 
 use crate::schedule::chunks::TileSlots;
 

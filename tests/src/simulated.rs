@@ -33,6 +33,7 @@ static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// A GPU with one module and no data. A panic tells of everything that goes wrong in it.
 pub struct Simulator {
     module: &'static Module,
+    num_sms: u32,
     memory: Memory,
 }
 
@@ -40,17 +41,26 @@ impl Simulator {
     /// With the portable module. `None` if this build carries no PTX: the test is then counted as skipped, on stderr even when the harness captures
     /// output.
     pub fn new() -> Option<Simulator> {
-        Simulator::with(ModuleKind::Portable)
+        Simulator::with(ModuleKind::Portable, 132)
     }
 
-    /// As [`Simulator::new`], with a module.
-    pub fn with(module: ModuleKind) -> Option<Simulator> {
+    /// As [`Simulator::new`], with the Hopper module, on so many SMs.
+    pub fn hopper(num_sms: u32) -> Option<Simulator> {
+        Simulator::with(ModuleKind::Hopper, num_sms)
+    }
+
+    /// SMs, for kernels that launch a block on each.
+    pub fn num_sms(&self) -> u32 {
+        self.num_sms
+    }
+
+    fn with(module: ModuleKind, num_sms: u32) -> Option<Simulator> {
         let module = match module {
             ModuleKind::Portable => &PORTABLE,
             ModuleKind::Hopper => &HOPPER,
         };
         if let Some(module) = module.as_ref() {
-            return Some(Simulator { module, memory: Memory::new() });
+            return Some(Simulator { module, num_sms, memory: Memory::new() });
         }
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
         let mut skipped = SKIPPED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

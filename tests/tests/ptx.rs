@@ -3,7 +3,7 @@
 use attn_backward::gpu::ModuleKind;
 use attn_backward::gpu::ptx::{HOPPER, Module, PORTABLE};
 use attn_backward_kernels::params::{
-    AttentionParams, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
+    AttentionParams, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
 use attn_backward_kernels::params_wgmma::{Conversion, WgmmaParams};
 
@@ -26,6 +26,7 @@ fn host_bytes(entry: &str) -> usize {
         "sum_partials" => size_of::<SumPartialsParams>(),
         name if name.starts_with("gemm_") => size_of::<GemmParams>(),
         name if name.starts_with("wgmma_") => size_of::<WgmmaParams>(),
+        name if name.starts_with("attention_flash_") => size_of::<FlashParams>(),
         name if name.starts_with("attention_") => size_of::<AttentionParams>(),
         name if name.starts_with("cross_wgmma_") => size_of::<WgmmaParams<Conversion>>(),
         name if name.starts_with("cross_convert_") => size_of::<CrossConvertParams>(),

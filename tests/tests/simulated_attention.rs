@@ -1,13 +1,14 @@
 //! The attention kernels and the column sums of operation A on the simulated GPU, and all of operation A's launches together.
 
 use attn_backward::compare::{MaxAtol, Tolerance};
+use attn_backward::gpu::ModuleKind;
 use attn_backward::suite::audio_inputs;
 use attn_backward::{CuSeqlens, Target, audio, random};
 use attn_backward_kernels::config::attention as config;
 use attn_backward_tests::assertions::{LIKE_AUDIO_SUITE, assert_matches, bits};
 use attn_backward_tests::simulated::audio::{
-    Attention, AttentionInputs, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward, blocks_of_chunks,
-    launch_column_sums, launch_sum_partials, tiles_for,
+    Attention, AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_reference, backward,
+    blocks_of_chunks, launch_column_sums, launch_sum_partials, tiles_for,
 };
 use attn_backward_tests::simulated::{Simulator, columns};
 use attn_backward_tests::strategies::{self, cu_seqlens_of};
@@ -32,7 +33,9 @@ fn inputs(seed: u64, num_heads: usize, cu_seqlens: CuSeqlens) -> AttentionInputs
 }
 
 fn run(inputs: &AttentionInputs, target: &Target) -> Option<Attention<bf16, f32>> {
-    Simulator::new().map(|mut gpu| attention(&mut gpu, inputs, target))
+    // so few SMs that a block of the persistent kernels takes several tiles
+    let gpu = if target.module == ModuleKind::Hopper { Simulator::hopper(3) } else { Simulator::new() };
+    gpu.map(|mut gpu| attention(&mut gpu, inputs, target))
 }
 
 /// The output of the chunks alone, and their column sums, are those of `chunks` of `outputs`' chunks, in this order.
@@ -127,6 +130,39 @@ fn short_kernels_equal_the_reference_for_chunk_lengths_around_tiles() {
             assert_accurate(&outputs, &inputs, &TARGET);
         }
     }
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_equal_the_reference() {
+    let no_short_kernel = Target { max_shared_bytes: 0, ..HOPPER };
+    for (seed, num_heads, chunk_lens, scale, target) in [
+        (2, 1, &[300][..], 0.125, HOPPER),
+        (3, 2, &[129, 257, 40, 384, 128], 0.125, HOPPER),
+        (4, 1, &[200, 1, 513], 0.125, no_short_kernel),
+        (5, 1, &[257], 0.25, HOPPER),
+    ] {
+        let mut inputs = inputs(seed, num_heads, cu_seqlens_of(chunk_lens, 3));
+        inputs.scale = scale;
+        assert!(tiles_for(&inputs.cu_seqlens, num_heads, &target).flash());
+        let Some(outputs) = run(&inputs, &target) else { return };
+        assert_accurate(&outputs, &inputs, &target);
+    }
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_do_not_depend_on_the_number_of_blocks() {
+    let inputs = inputs(6, 2, cu_seqlens_of(&[260, 130], 1));
+    let on = |num_sms| Simulator::hopper(num_sms).map(|mut gpu| attention(&mut gpu, &inputs, &HOPPER));
+    let (Some(one), Some(many)) = (on(1), on(132)) else { return };
+    assert_same(&one, &many);
+}
+
+#[test]
+fn hopper_kernels_for_long_chunks_lose_nothing_to_what_all_keys_share() {
+    let mut inputs = inputs(7, 1, cu_seqlens_of(&[270], 0));
+    inputs.key_states.mapv_inplace(|k| bf16::from_f32(90.0 + k.to_f32()));
+    let Some(outputs) = run(&inputs, &HOPPER) else { return };
+    assert_accurate(&outputs, &inputs, &HOPPER);
 }
 
 #[test]

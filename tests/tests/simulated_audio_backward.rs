@@ -25,7 +25,7 @@ fn inputs(cu_seqlens: CuSeqlens, num_heads: usize, seed: u64) -> Inputs {
 fn run(inputs: &Inputs, num_sms: usize, runs: usize) -> Option<Gradients> {
     let shape = inputs.shape().unwrap();
     let plan = Plan::new(&shape, &inputs.cu_seqlens, &target(num_sms)).unwrap();
-    let mut gpu = Simulator::with(ModuleKind::Hopper)?;
+    let mut gpu = Simulator::hopper(num_sms as u32)?;
     Some(hopper::audio_backward(&mut gpu, inputs, &plan, runs))
 }
 
@@ -89,7 +89,7 @@ proptest! {
         // Planned for chunks of equal length, which may ask for smaller teams than the longest chunk takes.
         let plan = Plan::with_capacity(&shape, capacity, &target(num_sms)).unwrap();
         prop_assume!(plan.one_launch().is_some());
-        let Some(mut gpu) = Simulator::with(ModuleKind::Hopper) else { return Ok(()) };
+        let Some(mut gpu) = Simulator::hopper(num_sms as u32) else { return Ok(()) };
         let found = hopper::audio_backward(&mut gpu, &inputs, &plan, 1);
         assert_audio(&found, &audio::reference::backward(&inputs).unwrap());
         let padding_rows = found.grad_hidden_states.outer_iter().skip(tokens);

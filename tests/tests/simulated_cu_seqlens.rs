@@ -7,7 +7,8 @@ use attn_backward_tests::assertions::assert_audio;
 use attn_backward_tests::examples::fill_rows_from;
 use attn_backward_tests::simulated::Simulator;
 use attn_backward_tests::simulated::audio::{
-    AttentionInputs, LONG_KERNELS_ONLY, TARGET, attention, attention_on, backward_on, bias_sums_of_offsets, tiles_for,
+    AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_on, backward_on, bias_sums_of_offsets,
+    tiles_for,
 };
 use attn_backward_tests::strategies::cu_seqlens_of;
 use half::bf16;
@@ -91,6 +92,42 @@ proptest! {
         let mut sums_of_dq = sums.columns().into_iter().take(128).map(|column| column.sum());
         let breaks_a_rule = tiles.capacity().check(&offsets, rows).is_err();
         assert!(sums_of_dq.all(|sum: f32| sum.is_nan() == breaks_a_rule), "{offsets:?} of {rows} rows");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn hopper_kernels_for_long_chunks_end_in_bounds_whatever_the_offsets_hold(
+        (offsets, rows) in any_offsets(),
+        has_short_kernel in any::<bool>(),
+        num_sms in 1..4u32,
+    ) {
+        let inputs = attention_inputs(1, 2, CuSeqlens::new(&[0], rows).unwrap());
+        let capacity = Capacity { num_chunks: offsets.len() - 1, max_chunk_len: 250 };
+        let target = if has_short_kernel { HOPPER } else { Target { max_shared_bytes: 0, ..HOPPER } };
+        let lens = [300].into_iter().chain(has_short_kernel.then_some(1));
+        let tiles = AttentionTiles::new(capacity, rows, lens, 2, &target);
+        prop_assume!(tiles.flash());
+        let Some(mut gpu) = Simulator::hopper(num_sms) else { return Ok(()) };
+        let sums = bias_sums_of_offsets(&mut gpu, &inputs, &tiles, &offsets);
+        let mut sums_of_dq = sums.columns().into_iter().take(128).map(|column| column.sum());
+        let breaks_a_rule = tiles.capacity().check(&offsets, rows).is_err();
+        assert!(sums_of_dq.all(|sum: f32| sum.is_nan() == breaks_a_rule), "{offsets:?} of {rows} rows");
+    }
+}
+
+#[test]
+fn hopper_kernels_for_more_and_longer_chunks_give_the_same_rows() {
+    let inputs = attention_inputs(4, 1, cu_seqlens_of(&[260, 0, 64, 1, 130], 70));
+    let Some(mut gpu) = Simulator::hopper(2) else { return };
+    let expected = attention(&mut gpu, &inputs, &HOPPER);
+    for (num_chunks, max_chunk_len) in [(5, 260), (40, 400)] {
+        let capacity = Capacity { num_chunks, max_chunk_len };
+        let tiles = AttentionTiles::new(capacity, 525, inputs.cu_seqlens.chunk_lens(), 1, &HOPPER);
+        assert!(tiles.flash());
+        assert_eq!(attention_on(&mut gpu, &inputs, &tiles), expected);
     }
 }
 

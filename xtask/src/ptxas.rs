@@ -84,11 +84,18 @@ fn is_warning(line: &str) -> bool {
 /// The kernels that `ptxas -v` reports.
 fn parse(log: &str) -> Option<Vec<Usage>> {
     let mut kernels: Vec<Usage> = Vec::new();
+    let mut function = "";
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             kernels.push(Usage { entry: rest.split_once('\'')?.0.into(), ..Usage::default() });
+        } else if let Some((_, name)) = line.split_once("Function properties for ") {
+            function = name.trim();
         } else if line.contains("bytes stack frame") {
+            // functions that kernels call have properties, too
             let kernel = kernels.last_mut()?;
+            if kernel.entry != function {
+                continue;
+            }
             kernel.stack_bytes = number_before(line, "bytes stack frame")?;
             kernel.spill_bytes = number_before(line, "bytes spill stores")? + number_before(line, "bytes spill loads")?;
         } else if line.contains(": Used ") {
@@ -121,6 +128,8 @@ ptxas info    : Compiling entry function 'fill' for 'sm_90a'
 ptxas info    : Function properties for fill
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
+ptxas info    : Function properties for panic_fmt
+    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ";
 
     #[test]

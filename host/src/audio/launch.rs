@@ -11,6 +11,7 @@ use attn_backward_kernels::params::AttentionParams;
 use attn_backward_kernels::schedule::chunks::TileSlots;
 
 use super::bias_sums::BiasSums;
+use super::flash::FlashAttention;
 use super::one_launch::OneLaunch;
 use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
@@ -38,7 +39,12 @@ enum Attention {
     /// In the launch of the gradients GEMM.
     OneLaunch(OneLaunch),
     /// The product grad_attention, then kernels that read it.
-    Separate { d_attn_gemm: GroupedGemm, kernels: Vec<(Kernel, LaunchConfig)> },
+    Separate {
+        d_attn_gemm: GroupedGemm,
+        kernels: Vec<(Kernel, LaunchConfig)>,
+        /// The long kernels of the Hopper module, if the plan has them.
+        flash: Option<FlashAttention>,
+    },
 }
 
 impl Backward {
@@ -53,6 +59,7 @@ impl Backward {
             (None, Some(d_attn_gemm)) => Attention::Separate {
                 d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
                 kernels: attention_launches(gpu, &plan)?,
+                flash: FlashAttention::new(gpu, &plan)?,
             },
             (None, None) => unreachable!("a plan without the product is one launch"),
         };
@@ -103,7 +110,7 @@ impl Backward {
                 // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work.
                 unsafe { one_launch.launch(stream, &params) }
             }
-            (Attention::Separate { d_attn_gemm, kernels }, _) => {
+            (Attention::Separate { d_attn_gemm, kernels, flash }, _) => {
                 let d_attn = [self.d_attn_product(inputs, workspace)];
                 let mut d_attn = d_attn_gemm.prepare(&d_attn, workspace.at(regions.d_attn_gemm))?;
                 d_attn.take_rider(riders::zero_counters(products.counters()));
@@ -118,6 +125,9 @@ impl Backward {
                     }
                     for (kernel, config) in kernels {
                         kernel.launch(stream, config, &attention)?;
+                    }
+                    if let Some(flash) = flash {
+                        flash.launch(stream, &self.plan, attention, workspace)?;
                     }
                     self.gradients_gemm.launch_zeroed(stream, &products)?;
                     if let Some(bias_sums) = &self.bias_sums {
@@ -246,7 +256,7 @@ fn attention_launches(gpu: &Gpu, plan: &Plan) -> Result<Vec<(Kernel, LaunchConfi
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
         launches.push(launch(&short_kernel(row_tiles), tiles.short_blocks(), block, shared_bytes)?);
     }
-    if tiles.long_slots().is_some() {
+    if tiles.long_slots().is_some() && !tiles.flash() {
         let shared_bytes = [config::LONG_Q_SHARED_BYTES, config::LONG_K_SHARED_BYTES];
         for (name, shared_bytes) in LONG_KERNELS.into_iter().zip(shared_bytes) {
             launches.push(launch(name, tiles.long_blocks(), config::LONG_THREADS, shared_bytes)?);

@@ -19,6 +19,7 @@ mod bias_sums;
 mod capacity;
 pub mod cpu;
 mod device;
+mod flash;
 mod launch;
 mod one_launch;
 mod plan;

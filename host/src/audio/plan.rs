@@ -6,7 +6,7 @@ use attn_backward_kernels::params::{Major, OutputType};
 
 use super::one_launch;
 use super::tiles::AttentionTiles;
-use super::{Capacity, DeviceInputs, HEAD_DIM, Shape};
+use super::{Capacity, DeviceInputs, HEAD_DIM, Shape, flash};
 use crate::gemm::hopper::KCuts;
 use crate::gemm::{GemmPlan, Operands, ProductShape};
 use crate::{CuSeqlens, Error, Region, Target, WorkspaceLayout};
@@ -35,6 +35,7 @@ pub(super) struct Regions {
     pub bias_partials: Region,
     pub out_bias_partials: Region,
     pub stats: Region,
+    pub flash: flash::Regions,
     pub boundary: Region,
     pub d_attn_gemm: Region,
     pub gradients_gemm: Region,
@@ -99,7 +100,9 @@ impl Plan {
             true => (0, 2 * wgmma::TILE_K as usize), // the rider sums whole columns
             false => (rows.div_ceil(config::column_sums_rows_per_block(rows as u32) as usize), 0),
         };
-        let stats_rows = tiles.long_slots().map_or(0, |_| (shape.num_heads * rows) as u64);
+        let streamed = tiles.long_slots().is_some() && !tiles.flash();
+        let stats_rows = if streamed { (shape.num_heads * rows) as u64 } else { 0 };
+        let flash_slots = if tiles.flash() { tiles.long_blocks() } else { 0 };
         let regions = Regions {
             d_attn: layout.add("grad_attention fp32", d_attn_bytes),
             o: layout.add("attention output bf16", 2 * matrix),
@@ -107,6 +110,7 @@ impl Plan {
             bias_partials: layout.add("bias partial sums", 12 * (tiles.bias_rows() * d_model) as u64),
             out_bias_partials: layout.add("out bias partial sums", 4 * (column_sum_rows * d_model) as u64),
             stats: layout.add("long chunks' statistics", 16 * stats_rows),
+            flash: flash::Regions::new(&mut layout, flash_slots, shape.num_heads),
             boundary: layout.add("rows where tokens end", 2 * (boundary_rows * d_model) as u64),
             d_attn_gemm: layout.add("partial sums, grad_attention", d_attn_gemm_bytes),
             gradients_gemm: layout.add("partial sums, gradients", gradients_gemm.workspace_bytes()),
@@ -229,6 +233,7 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tiles::FLASH_KERNELS;
     use super::*;
     use crate::gpu::ModuleKind;
 
@@ -267,6 +272,17 @@ mod tests {
         let longer = Plan::with_capacity(&shape, Capacity { max_chunk_len: 129, ..capacity }, &target).unwrap();
         assert!(longer.launches().contains(&"attention_long_q".into()));
         assert_eq!(longer.capacity(), Capacity { num_chunks: 20, max_chunk_len: 1280 });
+    }
+
+    #[test]
+    fn long_chunks_take_the_hopper_kernels_where_there_is_enough_to_do() {
+        for (tokens, len, flash) in [(300, 150, false), (250, 250, false), (520, 260, true), (4096, 200, true)] {
+            let launches = plan(ModuleKind::Hopper, tokens, len, 0).launches();
+            let expected = if flash { &FLASH_KERNELS[..] } else { &["attention_long_q", "attention_long_k"] };
+            assert_eq!(launches[1..launches.len() - 1], *expected, "{tokens} in chunks of {len}");
+        }
+        let portable = plan(ModuleKind::Portable, 4096, 4096, 0);
+        assert!(!portable.tiles().flash() && portable.launches().contains(&"attention_long_q".into()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What may cross the boundary between host and kernels by value.
 
 use attn_backward_kernels::params::{
-    AttentionParams, ColumnSumsParams, CrossConvertParams, GemmParams, SumPartialsParams,
+    AttentionParams, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
 use attn_backward_kernels::params_wgmma::{AudioBeside, Conversion, WgmmaParams};
 use attn_backward_kernels::schedule::item::Item;
@@ -25,6 +25,8 @@ unsafe impl KernelParams for WgmmaParams<AudioBeside> {}
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for AttentionParams {}
+// SAFETY: `repr(C)` in the kernel crate.
+unsafe impl KernelParams for FlashParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for ColumnSumsParams {}
 // SAFETY: as above.

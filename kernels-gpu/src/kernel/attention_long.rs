@@ -82,7 +82,7 @@ impl Block<'_> {
         Block {
             params,
             // SAFETY: all lanes arrive; the slot is the block's.
-            tile: unsafe { LongTile::load(params, block_idx_x(), tid & 31) },
+            tile: unsafe { LongTile::load::<LONG_TILE_ROWS>(params, block_idx_x(), tid & 31) },
             tid,
             warp: tid >> 5,
             lane: tid & 31,

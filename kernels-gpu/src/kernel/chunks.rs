@@ -3,7 +3,7 @@
 //!
 //! Nothing here trusts the offsets: whatever they hold, no row outside of the tensors is touched. A chunk whose offsets break a rule is
 //! worked on by nobody, and its row of `bias_partials` becomes NaN, so that grad_q_bias tells.
-use crate::config::attention::{HEAD_DIM, LONG_TILE_ROWS};
+use crate::config::attention::HEAD_DIM;
 use crate::params::AttentionParams;
 use crate::ptx::memory::{ldg32_s32, ldg128_or_zero, stg128_if};
 use crate::ptx::sync::ballot;
@@ -37,7 +37,7 @@ pub unsafe fn load_token_rows(params: &AttentionParams) -> u32 {
     token_rows(last, params.total_seq_len)
 }
 
-/// One 64-row tile of a chunk, the work of a block of the long kernels.
+/// One tile of a chunk, the work of a block of the long kernels.
 #[derive(Clone, Copy)]
 pub struct LongTile {
     /// First row of the chunk.
@@ -49,12 +49,12 @@ pub struct LongTile {
 }
 
 impl LongTile {
-    /// The tile of slot `slot` of `params.long_slots`, if it is one of a chunk that the long kernels take.
+    /// The tile, of `TILE_ROWS` rows, of slot `slot` of `params.long_slots`, if it is one of a chunk that the long kernels take.
     ///
     /// # Safety
     /// As [`load_chunk`]; all lanes of the warp arrive, with one `slot`.
     #[inline(always)]
-    pub unsafe fn load(params: &AttentionParams, slot: u32, lane: u32) -> LongTile {
+    pub unsafe fn load<const TILE_ROWS: u32>(params: &AttentionParams, slot: u32, lane: u32) -> LongTile {
         let slots = params.long_slots;
         let mut search = ChunkSearch::new(params.num_chunks);
         // SAFETY: probes are at most num_chunks; the search goes on for the whole warp or for none of it.
@@ -67,7 +67,7 @@ impl LongTile {
             }
             load_chunk(params, search.first)
         };
-        let first = LONG_TILE_ROWS.wrapping_mul(slot.wrapping_sub(slots.first(rows.start, search.first)));
+        let first = TILE_ROWS.wrapping_mul(slot.wrapping_sub(slots.first(rows.start, search.first)));
         let is_tile = rows.len > params.short_rows && first < rows.len;
         LongTile { start: rows.start, len: if is_tile { rows.len } else { 0 }, first }
     }

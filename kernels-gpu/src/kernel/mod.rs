@@ -1,5 +1,7 @@
 //! The entry points, one kernel or family of kernels a file.
 mod attention_chunk;
+#[cfg(target_feature = "sm_90a")]
+mod attention_flash;
 mod attention_long;
 mod attention_math;
 mod attention_short;

@@ -107,3 +107,23 @@ pub fn select(first: bool, a: u32, b: u32) -> u32 {
     };
     r
 }
+
+/// `lg2.approx.ftz.f32`.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn lg2(x: f32) -> f32 {
+    let r: f32;
+    // SAFETY: register arithmetic.
+    unsafe { asm!("lg2.approx.ftz.f32 {r}, {x};", r = out(reg32) r, x = in(reg32) x, options(pure, nomem, nostack)) };
+    r
+}
+
+/// `cvt.rpi.ftz.f32.f32`: rounds up to an integer.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn ceil(x: f32) -> f32 {
+    let r: f32;
+    // SAFETY: register arithmetic.
+    unsafe { asm!("cvt.rpi.ftz.f32.f32 {r}, {x};", r = out(reg32) r, x = in(reg32) x, options(pure, nomem, nostack)) };
+    r
+}

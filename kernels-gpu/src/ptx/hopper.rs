@@ -19,6 +19,16 @@ pub unsafe fn named_barrier(id: u32, threads: u32) {
     unsafe { asm!("bar.sync {id}, {n};", id = in(reg32) id, n = in(reg32) threads, options(nostack)) }
 }
 
+/// `bar.arrive id, threads`: arrives at a named barrier and does not wait.
+///
+/// # Safety
+/// As [`named_barrier`]; some of the `threads` wait.
+#[inline(always)]
+pub unsafe fn named_barrier_arrive(id: u32, threads: u32) {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("bar.arrive {id}, {n};", id = in(reg32) id, n = in(reg32) threads, options(nostack)) }
+}
+
 /// `fence.mbarrier_init.release.cluster`: makes mbarrier initialisations visible to the async proxy.
 ///
 /// # Safety
@@ -487,4 +497,43 @@ pub fn ctaid_again() -> u32 {
     // SAFETY: reads a special register.
     unsafe { asm!("mov.u32 {r}, %ctaid.x;", r = out(reg32) r, options(nomem, nostack)) };
     r
+}
+
+// ---- ordered additions to global memory ----------------------------------------------------------
+
+/// `cp.async.bulk.global.shared::cta.bulk_group`: contiguous bytes to global memory.
+///
+/// # Safety
+/// `dst`, `src` and `bytes` are multiples of 16; the source was written before a [`fence_proxy_async_shared`] of its writers and a barrier,
+/// and is not written again before [`bulk_wait_read_if`]; nobody else accesses the destination before [`bulk_wait`].
+#[inline(always)]
+pub unsafe fn bulk_store(dst: *mut f32, src: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.global.shared::cta.bulk_group [{d}], [{s}], {n};",
+             d = in(reg64) dst, s = in(reg32) src, n = in(reg32) bytes, options(nostack))
+    }
+}
+
+/// `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32`: adds contiguous floats to those in global memory.
+///
+/// # Safety
+/// As [`bulk_store`].
+#[inline(always)]
+pub unsafe fn bulk_add(dst: *mut f32, src: u32, bytes: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{d}], [{s}], {n};",
+             d = in(reg64) dst, s = in(reg32) src, n = in(reg32) bytes, options(nostack))
+    }
+}
+
+/// `cp.async.bulk.wait_group 0`: all of this thread's bulk stores and additions are complete, and visible to it.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn bulk_wait() {
+    // SAFETY: accesses no memory.
+    unsafe { asm!("cp.async.bulk.wait_group 0;", options(nostack)) }
 }

@@ -252,3 +252,19 @@ pub unsafe fn ldg128_own_or_zero(p: *const u8, ok: bool) -> [u32; 4] {
     };
     [a, b, c, d]
 }
+
+/// `ld.shared.v2.f32`.
+///
+/// # Safety
+/// As [`lds32`], 8 bytes.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub unsafe fn lds64_f32(a: u32) -> [f32; 2] {
+    let (x, y): (f32, f32);
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("ld.shared.v2.f32 {{{x}, {y}}}, [{a}];",
+             x = out(reg32) x, y = out(reg32) y, a = in(reg32) a, options(readonly, nostack))
+    };
+    [x, y]
+}

@@ -10,3 +10,5 @@ pub mod hopper;
 pub mod matrix;
 pub mod memory;
 pub mod sync;
+#[cfg(target_feature = "sm_90a")]
+pub mod wgmma_f16;

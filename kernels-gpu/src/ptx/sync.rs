@@ -25,6 +25,21 @@ pub unsafe fn shfl_xor<const M: u32>(v: f32) -> f32 {
     r
 }
 
+/// `shfl.sync.idx.b32` over the whole warp: the value of lane 0, which ptxas then knows to be the same for all lanes.
+///
+/// # Safety
+/// All lanes of the warp arrive.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub unsafe fn shfl_first(v: u32) -> u32 {
+    let r: u32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("shfl.sync.idx.b32 {r}, {v}, 0, 31, 0xffffffff;", r = out(reg32) r, v = in(reg32) v, options(nomem, nostack))
+    };
+    r
+}
+
 /// `vote.sync.ballot.b32` over the whole warp: bit `l` is lane `l`'s `value`.
 ///
 /// # Safety
@@ -60,5 +75,15 @@ pub fn tid_again() -> u32 {
     let r: u32;
     // SAFETY: reads a special register.
     unsafe { asm!("mov.u32 {r}, %tid.x;", r = out(reg32) r, options(nostack)) };
+    r
+}
+
+/// `mov.b32`: `v`, of which LLVM does not know that it is. What derives from it is computed again instead of being kept in a register.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn again(v: u32) -> u32 {
+    let r: u32;
+    // SAFETY: copies a register.
+    unsafe { asm!("mov.b32 {r}, {v};", r = out(reg32) r, v = in(reg32) v, options(nostack)) };
     r
 }

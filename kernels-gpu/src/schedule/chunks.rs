@@ -2,6 +2,7 @@
 //! the long attention kernels takes. Nobody need know the lengths beforehand, and nothing is out of bounds whatever the offsets hold.
 
 use crate::config::attention::LONG_TILE_ROWS;
+use crate::config::attention_flash::TILE_ROWS as FLASH_TILE_ROWS;
 
 /// Rows of one chunk of the packed tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,12 @@ impl TileSlots {
     pub const LONG: TileSlots = TileSlots { row_shift: LONG_TILE_ROWS.ilog2() - 1, per_chunk: 0 };
     /// Least length of a chunk that [`TileSlots::LONG`] has slots for.
     pub const LONG_MIN_ROWS: u32 = 1 << TileSlots::LONG.row_shift;
+    /// [`TileSlots::ANY`] for the 128-row tiles of the Hopper kernels for long chunks: `s / 128 + c`.
+    pub const FLASH_ANY: TileSlots = TileSlots { row_shift: FLASH_TILE_ROWS.ilog2(), per_chunk: 1 };
+    /// [`TileSlots::LONG`] for them: `s / 64`.
+    pub const FLASH_LONG: TileSlots = TileSlots { row_shift: FLASH_TILE_ROWS.ilog2() - 1, per_chunk: 0 };
+    /// Least length of a chunk that [`TileSlots::FLASH_LONG`] has slots for.
+    pub const FLASH_LONG_MIN_ROWS: u32 = 1 << TileSlots::FLASH_LONG.row_shift;
 
     /// First slot of the chunk `index` that starts at row `start`.
     #[inline(always)]
@@ -116,7 +123,13 @@ impl ChunkSearch {
 mod tests {
     use super::*;
 
-    const TILE: u32 = LONG_TILE_ROWS;
+    /// Numberings, the least length of a chunk, rows of a tile.
+    const NUMBERINGS: [(TileSlots, u32, u32); 4] = [
+        (TileSlots::ANY, 1, LONG_TILE_ROWS),
+        (TileSlots::LONG, TileSlots::LONG_MIN_ROWS, LONG_TILE_ROWS),
+        (TileSlots::FLASH_ANY, 1, FLASH_TILE_ROWS),
+        (TileSlots::FLASH_LONG, TileSlots::FLASH_LONG_MIN_ROWS, FLASH_TILE_ROWS),
+    ];
 
     /// Numbers that look random.
     fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
@@ -144,12 +157,16 @@ mod tests {
     }
 
     /// The tile of each slot, as blocks find it: chunk and first row, relative to the chunk's.
-    fn tiles(offsets: &[i32], total: u32, slots: TileSlots, min_rows: u32) -> Vec<Option<(u32, u32)>> {
+    fn tiles(
+        offsets: &[i32],
+        total: u32,
+        (slots, min_rows, tile_rows): (TileSlots, u32, u32),
+    ) -> Vec<Option<(u32, u32)>> {
         let num_chunks = offsets.len() as u32 - 1;
         let tile = |slot| {
             let c = find(offsets, slots, slot);
             let rows = chunk_rows(c, offsets[c as usize], offsets[c as usize + 1], total, total);
-            let first = TILE.wrapping_mul(slot.wrapping_sub(slots.first(rows.start, c)));
+            let first = tile_rows.wrapping_mul(slot.wrapping_sub(slots.first(rows.start, c)));
             (rows.len >= min_rows && first < rows.len).then_some((c, first))
         };
         (0..slots.count(total, num_chunks)).map(tile).collect()
@@ -172,14 +189,14 @@ mod tests {
                 offsets.push(offsets[offsets.len() - 1] + len as i32);
             }
             let total = *offsets.last().unwrap() as u32 + below(70) as u32;
-            for (slots, min_rows) in [(TileSlots::ANY, 1), (TileSlots::LONG, TileSlots::LONG_MIN_ROWS)] {
+            for numbering @ (slots, min_rows, tile_rows) in NUMBERINGS {
                 let expected: Vec<(u32, u32)> = (0u32..)
                     .zip(offsets.windows(2))
                     .map(|(c, w)| (c, (w[1] - w[0]) as u32))
                     .filter(|(_, len)| *len >= min_rows)
-                    .flat_map(|(c, len)| (0..len).step_by(TILE as usize).map(move |first| (c, first)))
+                    .flat_map(|(c, len)| (0..len).step_by(tile_rows as usize).map(move |first| (c, first)))
                     .collect();
-                let found: Vec<_> = tiles(&offsets, total, slots, min_rows).into_iter().flatten().collect();
+                let found: Vec<_> = tiles(&offsets, total, numbering).into_iter().flatten().collect();
                 assert_eq!(found, expected, "{slots:?}, {offsets:?}");
             }
         }
@@ -210,8 +227,8 @@ mod tests {
                 _ => (x % 3000) as i32,
             };
             let offsets: Vec<i32> = (0..=num_chunks).map(|_| garbage(below(1 << 20))).collect();
-            for slots in [TileSlots::ANY, TileSlots::LONG] {
-                let mut found: Vec<_> = tiles(&offsets, total, slots, 1).into_iter().flatten().collect();
+            for (slots, _, tile_rows) in NUMBERINGS {
+                let mut found: Vec<_> = tiles(&offsets, total, (slots, 1, tile_rows)).into_iter().flatten().collect();
                 for (c, first) in &found {
                     let rows = chunk_rows(*c, offsets[*c as usize], offsets[*c as usize + 1], total, total);
                     assert!(*c < num_chunks && *first < rows.len && rows.start + rows.len <= total);

@@ -20,6 +20,26 @@ pub const fn descriptor(address: u32) -> u64 {
     FIXED | ((address & 0x3ffff) >> 4) as u64
 }
 
+/// High word of every [`descriptor`].
+pub const HIGH_WORD: u32 = (descriptor(0) >> 32) as u32;
+
+/// A 16-deep block of an operand: the descriptor whose low word is the sum, modulo 2^32, of these two.
+#[derive(Clone, Copy)]
+pub struct Block {
+    /// Low word of the [`descriptor`] of the operand.
+    pub low_word: u32,
+    /// What is added to it.
+    pub offset: u32,
+}
+
+impl Block {
+    /// Block `i` (0..) along K of the operand that starts at `address`.
+    #[inline(always)]
+    pub const fn new(address: u32, mn_major: bool, i: u32) -> Block {
+        Block { low_word: descriptor(address) as u32, offset: i * k16_step(mn_major) as u32 }
+    }
+}
+
 /// What to add to a descriptor for 16 further k: 32 bytes of a row (K-major), 16 rows (MN-major).
 #[inline(always)]
 pub const fn k16_step(mn_major: bool) -> u64 {
@@ -69,6 +89,19 @@ mod tests {
                             assert_eq!(read_address(d, mn_major, mn, k), written, "{mn_major} {mn} {k} step {step}");
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_descriptors_with_steps_added() {
+        for base in [0, 1024, 196_608] {
+            for (mn_major, steps) in [(false, 4), (true, 8)] {
+                for i in 0..steps {
+                    let Block { low_word, offset } = Block::new(base, mn_major, i);
+                    let d = u64::from(HIGH_WORD) << 32 | u64::from(low_word + offset);
+                    assert_eq!(d, descriptor(base) + u64::from(i) * k16_step(mn_major));
                 }
             }
         }

@@ -179,8 +179,7 @@ impl Warp {
                 }
             }
             Hopper::TensorLoad { destination, map, coordinates, barrier } => {
-                let (to, maps, barriers) =
-                    (self.addresses(destination), self.addresses(map), self.addresses(barrier));
+                let (to, maps, barriers) = (self.addresses(destination), self.addresses(map), self.addresses(barrier));
                 for lane in lanes {
                     let (bytes, pieces) = self
                         .tensor_pieces(env, maps[lane], to[lane], coordinates, lane)

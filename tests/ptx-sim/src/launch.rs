@@ -334,7 +334,16 @@ impl Launch<'_> {
             Ok(Event::Exited) => block.states[warp] = State::Exited,
             Ok(Event::Barrier { id, threads, wait }) => {
                 let pc = block.warps[warp].pc() - 1;
-                self.arrive(block, warp, id, threads, wait)
+                let arrival = if id < WARPGROUP_BARRIER {
+                    self.arrive(block, warp, id, threads, wait)
+                } else {
+                    Err(Cause::BarrierCount { barrier: id, found: threads.unwrap_or(0), expected: self.threads })
+                };
+                arrival.map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
+            }
+            Ok(Event::Warpgroup) => {
+                let pc = block.warps[warp].pc() - 1;
+                self.arrive(block, warp, WARPGROUP_BARRIER + warp as u32 / 4, Some(128), true)
                     .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
             }
             Err(fault) => return Err(self.fault(block, warp, block.warps[warp].pc(), fault)),

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::access::Copy;
 use crate::error::{Cause, LaneFault};
-use crate::hopper::{Hopper, IssuedStore, IssuedWgmma, WARPGROUP_BARRIER};
+use crate::hopper::{Hopper, IssuedStore, IssuedWgmma};
 use crate::launch::Stats;
 use crate::memory::Memory;
 use crate::op::{
@@ -37,6 +37,8 @@ pub(crate) struct Environment<'a> {
 pub(crate) enum Event {
     /// It came to a block barrier of `threads` threads (or of all), to wait there or not.
     Barrier { id: u32, threads: Option<u32>, wait: bool },
+    /// It has finished wgmmas, and waits for the rest of its warpgroup.
+    Warpgroup,
     /// All its lanes are done.
     Exited,
     /// It used up its turn, or said that it waits for others.
@@ -270,9 +272,6 @@ impl Warp {
                 }
                 Op::BlockBarrier { id, threads, wait } if mask == FULL => {
                     let id = self.uniform(*id, 0)?;
-                    if id >= WARPGROUP_BARRIER {
-                        return Err(Cause::CollectiveOperand { operand: 0, rule: "a barrier from 0 to 15" }.into());
-                    }
                     let threads = threads.map(|threads| self.uniform(threads, 1)).transpose()?;
                     self.pc += 1;
                     return Ok(Event::Barrier { id, threads, wait: *wait });
@@ -295,8 +294,7 @@ impl Warp {
                     }
                     if let Hopper::WgmmaWait { .. } = **op {
                         self.pc += 1;
-                        let id = WARPGROUP_BARRIER + self.index as u32 / 4;
-                        return Ok(Event::Barrier { id, threads: Some(128), wait: true });
+                        return Ok(Event::Warpgroup);
                     }
                 }
                 op if mask != 0 => self.execute(env, op, mask)?,

@@ -109,7 +109,7 @@ fn barriers_need_their_warps() {
     let counted = left.replace("bar.sync 0;", "bar.sync 1, 64;");
     assert_eq!(run(&counted, &[4; 96]), [4; 96]);
     assert!(matches!(cause("bar.sync 0, 128;", 64), Cause::BarrierCount { found: 128, .. }));
-    assert!(matches!(cause("bar.sync 16;", 64), Cause::CollectiveOperand { operand: 0, .. }));
+    assert!(matches!(cause("bar.sync 16;", 64), Cause::BarrierCount { barrier: 16, .. }));
     let disagree = "setp.lt.u32 %p0, %r0, 32; @%p0 bra $one; bar.sync 1, 64; bra $end; $one: bar.sync 1, 96; $end:";
     assert!(matches!(cause(disagree, 96), Cause::BarrierCount { .. }));
 }
@@ -215,6 +215,51 @@ fn blocks_that_wait_for_later_blocks_make_progress() -> Result<(), Error> {
     Ok(())
 }
 
+/// The mbarrier at shared address `%r5`, which warp 0 initialises for one arrival of a phase; the threads' words are 64 bytes further on.
+const MBARRIER: &str = "mov.u32 %r5, smem; mov.u32 %r6, 1; setp.eq.u32 %p2, %r0, 0;
+    @%p2 mbarrier.init.shared::cta.b64 [%r5], %r6; bar.sync 0; add.s32 %r2, %r5, 64; setp.lt.u32 %p0, %r0, 32;\n";
+
+#[test]
+fn mbarriers_order_those_who_wait_after_those_who_arrive() {
+    // Lane 0 writes a word, arrives, and warp 1 reads the word.
+    let handed = |wait: &str| {
+        format!(
+            "{MBARRIER} mov.u32 %r7, 0; @!%p0 bra $reader; @%p2 st.shared.b32 [%r2], 7; @%p2 mbarrier.arrive.shared::cta.b64 _, [%r5];
+             bra $end; $reader: {wait} ld.shared.b32 %r7, [%r2]; $end: st.global.b32 [%rd1], %r7;"
+        )
+    };
+    let wait = "$again: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], %r7; @!%p1 bra $again;";
+    assert_eq!(run(&handed(wait), &[0; 64])[32..], [7; 32]);
+    assert!(matches!(cause(&handed(""), 64), Cause::Race { .. } | Cause::Unwritten { .. }));
+}
+
+#[test]
+fn mbarriers_are_initialised_and_arrived_at_as_often_as_they_expect() {
+    let uninitialised = format!("mov.u32 %r5, smem; mbarrier.arrive.shared::cta.b64 _, [%r5]; {STORE}");
+    assert!(matches!(cause(&uninitialised, 32), Cause::Mbarrier { .. }));
+    // the bytes that were announced never come: the phase lasts, and takes no further arrival
+    let too_often = format!(
+        "{MBARRIER} mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r6;
+         mbarrier.arrive.shared::cta.b64 _, [%r5]; {STORE}"
+    );
+    assert!(matches!(cause(&too_often, 32), Cause::Mbarrier { .. }));
+}
+
+#[test]
+fn bulk_additions_read_shared_memory_until_the_wait() {
+    let add = |change: &str| {
+        format!(
+            "{WORD} st.shared.b32 [%r2], 0f40000000; st.global.b32 [%rd1], 0f3F800000; bar.sync 0; setp.eq.u32 %p0, %r0, 0;
+             mov.u32 %r4, smem; mov.u32 %r5, 128;
+             @%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r4], %r5;
+             @%p0 cp.async.bulk.commit_group; {change} @%p0 cp.async.bulk.wait_group 0;"
+        )
+    };
+    assert_eq!(run(&add(""), &[0; 32]), [3f32.to_bits(); 32]);
+    // what has yet to be read must not be overwritten
+    assert!(matches!(cause(&add("@%p0 st.shared.b32 [%r2], 0f40800000;"), 32), Cause::LaneRace { .. }));
+}
+
 #[test]
 fn what_is_not_known_is_refused_with_its_line() {
     let parse = |statement: &str| {
@@ -222,7 +267,7 @@ fn what_is_not_known_is_refused_with_its_line() {
         Module::parse(&text).map(|_| ()).expect_err("an error")
     };
     for statement in [
-        "wgmma.fence.sync;",
+        "tcgen05.fence::before_thread_sync;",
         "add.rz.f32 %r0, %r1, %r2;",
         "frobnicate.b32 %r0, %r1;",
         "mov.b32 %r0, %r9;",

@@ -6,8 +6,10 @@ use attn_backward::audio::{AttentionTiles, Capacity, Gradients, HEAD_DIM, Inputs
 use attn_backward::gemm::{Operands, ProductTensors};
 use attn_backward::gpu::ModuleKind;
 use attn_backward::{CuSeqlens, Target};
-use attn_backward_kernels::config::attention as config;
-use attn_backward_kernels::params::{AttentionParams, ColumnSumsParams, PartialSum, SumPartialsParams};
+use attn_backward_kernels::config::{attention as config, attention_flash as flash};
+use attn_backward_kernels::params::{
+    AttentionParams, ColumnSumsParams, FlashParams, FlashTile, PartialSum, SumPartialsParams,
+};
 use attn_backward_kernels::schedule::chunks::TileSlots;
 use half::bf16;
 use ndarray::{Array1, Array2, Array4, Axis, concatenate, s};
@@ -19,6 +21,9 @@ pub const TARGET: Target = Target { module: ModuleKind::Portable, num_sms: 132, 
 
 /// A machine whose blocks have too little shared memory for the short kernels.
 pub const LONG_KERNELS_ONLY: Target = Target { max_shared_bytes: 0, ..TARGET };
+
+/// An H200.
+pub const HOPPER: Target = Target { module: ModuleKind::Hopper, ..TARGET };
 
 /// Addresses of what the attention kernels read and write, as in [`AttentionParams`].
 #[derive(Clone, Copy, Debug)]
@@ -77,13 +82,51 @@ fn launch_attention(
         let (block, shared_bytes) = (config::short_threads(row_tiles), config::short_shared_bytes(row_tiles));
         launch(&entry, tiles.short_blocks(), block, shared_bytes);
     }
-    if tiles.long_slots().is_some() {
+    if tiles.flash() {
+        launch_flash(gpu, tiles, params);
+    } else if tiles.long_slots().is_some() {
         for (entry, shared_bytes) in
             [("attention_long_q", config::LONG_Q_SHARED_BYTES), ("attention_long_k", config::LONG_K_SHARED_BYTES)]
         {
             launch(entry, tiles.long_blocks(), config::LONG_THREADS, shared_bytes);
         }
     }
+}
+
+/// The Hopper kernels for long chunks.
+fn launch_flash(gpu: &mut Simulator, tiles: &AttentionTiles, attention: AttentionParams) {
+    let (num_slots, num_heads) = (tiles.long_blocks(), attention.num_heads);
+    let places = (num_slots * num_heads) as usize;
+    let mut of_places = |bytes: u32| gpu.output(places * bytes as usize);
+    let params = FlashParams {
+        attention,
+        largest: of_places(16) as *mut u32,
+        exponents: of_places(16) as *mut i32,
+        operands: of_places(flash::OPERANDS * flash::TILE_BYTES) as *mut u8,
+        statistics: of_places(flash::STATISTICS_BYTES) as *mut f32,
+        dq: of_places(4 * flash::DQ_FLOATS) as *mut f32,
+        counters: gpu.output(8 * places + 4) as *mut u32,
+        found_tiles: gpu.output(16 * num_slots as usize) as *mut FlashTile,
+        tiles: gpu.output(16 * num_slots as usize) as *mut FlashTile,
+        num_slots,
+        reserved: 0,
+    };
+    let a_block_a_place = [num_slots, num_heads, 1];
+    let a_block_an_sm = [(num_slots * num_heads).min(gpu.num_sms()), 1, 1];
+    for (entry, grid, block, shared_bytes) in [
+        ("attention_flash_largest", a_block_a_place, flash::ROWS_THREADS, flash::LARGEST_SHARED_BYTES),
+        ("attention_flash_convert", a_block_a_place, flash::ROWS_THREADS, flash::CONVERT_SHARED_BYTES),
+        ("attention_flash_forward", a_block_an_sm, flash::THREADS, flash::forward::SHARED_BYTES),
+        ("attention_flash_backward", a_block_an_sm, flash::THREADS, flash::backward::SHARED_BYTES),
+        ("attention_flash_dq", a_block_a_place, flash::ROWS_THREADS, flash::DQ_SHARED_BYTES),
+    ] {
+        gpu.launch(entry, Size { grid, block, shared_bytes: shared_bytes as usize }, &params);
+    }
+}
+
+/// Rows of a tile of the long kernels.
+fn long_tile_rows(tiles: &AttentionTiles) -> usize {
+    (if tiles.flash() { flash::TILE_ROWS } else { config::LONG_TILE_ROWS }) as usize
 }
 
 /// Rows of `bias_partials` of each chunk, one for each block that works on it.
@@ -97,7 +140,7 @@ fn bias_rows(tiles: &AttentionTiles, cu_seqlens: &CuSeqlens) -> Vec<Vec<usize>> 
         }
         let slots = tiles.long_slots().expect("a kernel for every chunk");
         let first = tiles.short_blocks() + slots.first(chunk.start as u32, c as u32);
-        let tiles = chunk.len().div_ceil(config::LONG_TILE_ROWS as usize);
+        let tiles = chunk.len().div_ceil(long_tile_rows(tiles));
         (0..tiles).map(|tile| first as usize + tile).collect()
     };
     cu_seqlens.chunks().enumerate().map(rows).collect()
@@ -107,7 +150,7 @@ fn bias_rows(tiles: &AttentionTiles, cu_seqlens: &CuSeqlens) -> Vec<Vec<usize>> 
 fn blocks(tiles: &AttentionTiles, cu_seqlens: &CuSeqlens) -> Vec<Range<usize>> {
     let of_chunk = |chunk: Range<usize>| {
         let is_short = chunk.len() <= tiles.short_rows() as usize;
-        let step = if is_short { chunk.len().max(1) } else { config::LONG_TILE_ROWS as usize };
+        let step = if is_short { chunk.len().max(1) } else { long_tile_rows(tiles) };
         chunk.clone().step_by(step).map(move |first| first..chunk.end.min(first + step))
     };
     cu_seqlens.chunks().flat_map(of_chunk).collect()
@@ -259,7 +302,8 @@ fn attention_of_offsets(
     let shape = inputs.shape();
     assert_eq!(offsets.len(), tiles.capacity().num_chunks + 1);
     let (rows, d_model) = (shape.total_seq_len, shape.d_model());
-    let stats_rows = tiles.long_slots().map_or(0, |_| shape.num_heads * rows);
+    let streamed = tiles.long_slots().is_some() && !tiles.flash();
+    let stats_rows = if streamed { shape.num_heads * rows } else { 0 };
     // Offsets that break rules may name rows that no block of the query kernel has.
     let stats = Array1::<f32>::zeros(4 * stats_rows);
     let tensors = AttentionTensors {

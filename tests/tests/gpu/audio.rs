@@ -40,6 +40,24 @@ fn long_chunks_equal_the_reference() {
 }
 
 #[test]
+fn long_chunks_around_tile_sizes_beside_each_other_equal_the_reference() {
+    on_gpu(|gpu| {
+        for chunk_lens in [&[257][..], &[383, 129, 385], &[513, 1, 130, 384, 0, 127, 640]] {
+            assert_matches_the_reference(gpu, &audio_of(5, 3, cu_seqlens_of(chunk_lens, 2)));
+        }
+    });
+}
+
+#[test]
+fn what_all_keys_share_changes_nothing() {
+    on_gpu(|gpu| {
+        let mut inputs = audio_of(6, 2, cu_seqlens_of(&[100, 700], 0));
+        inputs.key_states.mapv_inplace(|k| bf16::from_f32(90.0 + k.to_f32()));
+        assert_matches_the_reference(gpu, &inputs);
+    });
+}
+
+#[test]
 fn many_tiny_chunks_equal_the_reference() {
     let chunk_lens: Vec<usize> = (0..600).map(|c| 1 + c % 3).collect();
     on_gpu(|gpu| assert_matches_the_reference(gpu, &audio_of(3, 2, cu_seqlens_of(&chunk_lens, 0))));

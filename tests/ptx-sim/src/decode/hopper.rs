@@ -98,12 +98,7 @@ fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<H
         ] if hints.is_empty() || hints == ["L2::cache_hint"] => {
             operands(body, st, 3 + hints.len())?;
             let (map, coordinates) = tensor(body, &of[1])?;
-            Hopper::TensorLoad {
-                destination: body.address(&of[0])?,
-                map,
-                coordinates,
-                barrier: body.address(&of[2])?,
-            }
+            Hopper::TensorLoad { destination: body.address(&of[0])?, map, coordinates, barrier: body.address(&of[2])? }
         }
         ["async", "bulk", "tensor", "2d", "global", "shared::cta", "bulk_group"] => {
             operands(body, st, 2)?;
@@ -128,12 +123,7 @@ fn tensor<'a>(body: &mut Body<'a, '_>, operand: &Operand<'a>) -> Result<(Address
     Ok((map, coordinates))
 }
 
-fn wgmma<'a>(
-    body: &mut Body<'a, '_>,
-    st: &Statement<'a>,
-    shape: &str,
-    operand_type: MmaType,
-) -> Result<Wgmma, Error> {
+fn wgmma<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>, shape: &str, operand_type: MmaType) -> Result<Wgmma, Error> {
     let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse::<usize>().ok());
     let (Some(columns), Operand::List(d)) = (columns, &st.operands[0]) else { return Err(unknown(body, st)) };
     let d = d.iter().map(|operand| body.word_destination(operand)).collect::<Result<Vec<Reg>, _>>()?;
