@@ -3,12 +3,12 @@
 use attn_backward::audio::{self, AttentionTiles, Capacity, Plan};
 use attn_backward::suite::audio_inputs;
 use attn_backward::{CuSeqlens, Target, random};
-use attn_backward_tests::assertions::assert_audio;
+use attn_backward_tests::assertions::{assert_audio, norm};
 use attn_backward_tests::examples::fill_rows_from;
 use attn_backward_tests::simulated::Simulator;
 use attn_backward_tests::simulated::audio::{
-    AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_on, backward_on, bias_sums_of_offsets,
-    tiles_for,
+    AttentionInputs, HOPPER, LONG_KERNELS_ONLY, TARGET, attention, attention_on, attention_reference, backward_on,
+    bias_sums_of_offsets, tiles_for,
 };
 use attn_backward_tests::strategies::cu_seqlens_of;
 use half::bf16;
@@ -97,6 +97,27 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn hopper_kernels_for_long_chunks_equal_the_reference_for_any_chunks(
+        lens in prop::collection::vec(prop_oneof![1 => Just(0), 2 => 1..130usize, 3 => 120..400usize], 1..5),
+        padding in 0..200usize,
+        num_heads in 1..=2usize,
+        has_short_kernel in any::<bool>(),
+        num_sms in 1..6u32,
+    ) {
+        let inputs = attention_inputs(9, num_heads, cu_seqlens_of(&lens, padding));
+        let target = if has_short_kernel { HOPPER } else { Target { max_shared_bytes: 0, ..HOPPER } };
+        prop_assume!(tiles_for(&inputs.cu_seqlens, num_heads, &target).flash());
+        let Some(mut gpu) = Simulator::hopper(num_sms) else { return Ok(()) };
+        let found = attention(&mut gpu, &inputs, &target);
+        let reference = attention_reference(&inputs, &target);
+        for (found, reference) in [(found.o, reference.o), (found.dqkv, reference.dqkv)] {
+            let error = norm(&reference - &found.mapv(f64::from));
+            // bf16 costs 1.7e-3
+            prop_assert!(error <= 2e-3 * norm(reference), "{lens:?}: error {error:e}");
+        }
+    }
 
     #[test]
     fn hopper_kernels_for_long_chunks_end_in_bounds_whatever_the_offsets_hold(
