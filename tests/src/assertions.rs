@@ -2,8 +2,9 @@
 
 use attn_backward::audio;
 use attn_backward::compare::{Comparison, MaxAtol, Tolerance, compare_all};
-use half::bf16;
-use ndarray::{Array, ArrayViewD, Dimension};
+use attn_backward::cross::scales::{Operand, Operands};
+use half::{bf16, f16};
+use ndarray::{Array, Array2, ArrayViewD, Dimension};
 use num_traits::AsPrimitive;
 
 /// f32 arithmetic rounded once to bf16: half a bf16 step, which is at most 2^-8 of the value, and some f32 noise; every element.
@@ -45,6 +46,35 @@ pub fn wide<T: AsPrimitive<f64>, D: Dimension>(values: &Array<T, D>) -> Array<f6
 /// Bit patterns of all gradients: equal exactly if the gradients are, NaN and the sign of zero included.
 pub fn bits(gradients: &audio::Gradients) -> Vec<Vec<u16>> {
     gradients.tensors().iter().map(|(_, tensor)| tensor.iter().map(|x| bf16::to_bits(*x)).collect()).collect()
+}
+
+/// Fails unless operation B's conversion made what the host's emulation of it makes, bit for bit. NaN is NaN; zeros of either sign are the same
+/// unless their signs count.
+#[track_caller]
+pub fn assert_emulated_operands(found: &Operands, expected: &Operands, zero_signs_count: bool) {
+    assert_eq!(found.maxima, expected.maxima);
+    assert_eq!(found.exponents, expected.exponents);
+    assert_eq!(found.row_exponents_dec, expected.row_exponents_dec);
+    assert_eq!(found.row_exponents_enc, expected.row_exponents_enc);
+    let bits = |x: &f16| match *x {
+        x if x.is_nan() => f16::NAN.to_bits(),
+        x if x == f16::ZERO && !zero_signs_count => 0,
+        x => x.to_bits(),
+    };
+    let operands = |of: &Operands| -> [(&str, Operand); 6] {
+        let Operands { dq, dkv, x_dec, x_enc, wq, wkv, .. } = of.clone();
+        [("dq", dq), ("dkv", dkv), ("x_dec", x_dec), ("x_enc", x_enc), ("wq", wq), ("wkv", wkv)]
+    };
+    for ((name, found), (_, expected)) in operands(found).into_iter().zip(operands(expected)) {
+        assert_eq!(found.lo.is_some(), expected.lo.is_some(), "{name}");
+        let parts: [Option<(Array2<f16>, Array2<f16>)>; 2] = [Some((found.hi, expected.hi)), found.lo.zip(expected.lo)];
+        for (part, (found, expected)) in parts.into_iter().flatten().enumerate() {
+            assert_eq!(found.dim(), expected.dim());
+            let wrong =
+                found.indexed_iter().zip(&expected).find(|((_, found), expected)| bits(found) != bits(expected));
+            assert!(wrong.is_none(), "{name}, part {part}: {wrong:?}");
+        }
+    }
 }
 
 /// Normwise error that two roundings to bf16 explain: of an operand (dQ, dK, dV or O) and of the result, 1.7e-3 each and 2.4e-3 together,

@@ -8,6 +8,7 @@ pub mod audio;
 pub mod cross;
 pub mod gemm;
 pub mod hopper;
+pub mod hopper_cross;
 
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -1,17 +1,16 @@
 //! The conversion of operation B on the simulated GPU, bit for bit as the host emulates it, and all of operation B's launches together.
 
 use attn_backward::compare::{MaxAtol, Tolerance};
-use attn_backward::cross::scales::{Operand, Operands};
+use attn_backward::cross::scales::Operands;
 use attn_backward::cross::{Inputs, Precision, Shape, reference};
 use attn_backward::suite::cross_inputs;
 use attn_backward::{Target, random};
 use attn_backward_kernels::scale::ZERO_ROW;
-use attn_backward_tests::assertions::assert_matches;
+use attn_backward_tests::assertions::{assert_emulated_operands, assert_matches};
 use attn_backward_tests::simulated::Simulator;
 use attn_backward_tests::simulated::audio::TARGET;
 use attn_backward_tests::simulated::cross::{backward, convert};
-use half::f16;
-use ndarray::{Array2, s};
+use ndarray::s;
 use proptest::prelude::*;
 use proptest::sample::select;
 use rand::Rng;
@@ -34,11 +33,6 @@ const SMALL: Shape = Shape {
     cross_hidden_size: 8,
 };
 
-/// Bits of every element; NaN is NaN.
-fn bits(part: &Array2<f16>) -> Vec<u16> {
-    part.iter().map(|x| if x.is_nan() { f16::NAN.to_bits() } else { x.to_bits() }).collect()
-}
-
 /// The kernels' conversion of `inputs` is that of the emulation.
 #[track_caller]
 fn assert_emulated(inputs: &Inputs, target: &Target) {
@@ -46,24 +40,7 @@ fn assert_emulated(inputs: &Inputs, target: &Target) {
         let Some(mut gpu) = Simulator::new() else { return };
         let (found, expected) =
             (convert(&mut gpu, inputs, precision, target), Operands::new(inputs, precision).unwrap());
-        assert_eq!(found.maxima, expected.maxima, "{precision}");
-        assert_eq!(found.exponents, expected.exponents, "{precision}");
-        assert_eq!(found.row_exponents_dec, expected.row_exponents_dec, "{precision}");
-        assert_eq!(found.row_exponents_enc, expected.row_exponents_enc, "{precision}");
-        let operands = |of: &Operands| -> [(&str, Operand); 6] {
-            let Operands { dq, dkv, x_dec, x_enc, wq, wkv, .. } = of.clone();
-            [("dq", dq), ("dkv", dkv), ("x_dec", x_dec), ("x_enc", x_enc), ("wq", wq), ("wkv", wkv)]
-        };
-        for ((name, found), (_, expected)) in operands(&found).into_iter().zip(operands(&expected)) {
-            let parts = [Some((found.hi, expected.hi)), found.lo.zip(expected.lo)];
-            assert_eq!(parts.iter().flatten().count(), if precision == Precision::High { 2 } else { 1 });
-            for (part, (found, expected)) in parts.into_iter().flatten().enumerate() {
-                assert_eq!(found.dim(), expected.dim());
-                let wrong = bits(&found).iter().zip(&bits(&expected)).position(|(a, b)| a != b);
-                let values = wrong.map(|at| (found.iter().nth(at), expected.iter().nth(at)));
-                assert!(wrong.is_none(), "{precision}, {name}, part {part}, element {wrong:?}: {values:?}");
-            }
-        }
+        assert_emulated_operands(&found, &expected, true);
     }
 }
 

@@ -13,28 +13,133 @@ use ndarray::{Array1, Array3};
 use super::{Simulator, Size, Workspace, gemm};
 
 /// Addresses of what the conversion writes: fp16 parts, exponents.
-struct Converted {
-    dq: [u64; 2],
-    dkv: [u64; 2],
-    x_dec: [u64; 2],
-    x_enc: [u64; 2],
-    wq: [u64; 2],
-    wkv: [u64; 2],
-    row_exponents_dec: u64,
-    row_exponents_enc: u64,
-    maxima: u64,
-    exponents: u64,
+pub(super) struct Converted {
+    pub dq: [u64; 2],
+    pub dkv: [u64; 2],
+    pub x_dec: [u64; 2],
+    pub x_enc: [u64; 2],
+    pub wq: [u64; 2],
+    pub wkv: [u64; 2],
+    pub row_exponents_dec: u64,
+    pub row_exponents_enc: u64,
+    pub maxima: u64,
+    pub exponents: u64,
 }
 
-/// Both kernels of the conversion, in as many blocks as `num_sms` multiprocessors get.
-fn launch_convert(
+impl Converted {
+    /// Copies it to the host, in the form of the host's emulation of the conversion. `exponents`: what a launch makes of the maxima.
+    pub fn download(
+        &self,
+        gpu: &Simulator,
+        shape: &Shape,
+        precision: Precision,
+        exponents: impl FnOnce([Option<i32>; 4]) -> [i32; 4],
+    ) -> Operands {
+        let operand = |parts: [u64; 2], rows: usize, columns: usize| Operand {
+            hi: gpu.download::<f16, _>(parts[0], (rows, columns)),
+            lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
+        };
+        let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
+        let maxima =
+            four(gpu, self.maxima).map(maximum_of_word).map(|maximum| (maximum != i32::MIN).then_some(maximum));
+        Operands {
+            dq: operand(self.dq, rows_dec, shape.q_out_dim()),
+            dkv: operand(self.dkv, rows_enc, kv),
+            x_dec: operand(self.x_dec, rows_dec, shape.hidden_size),
+            x_enc: operand(self.x_enc, rows_enc, shape.cross_hidden_size),
+            wq: operand(self.wq, shape.q_out_dim(), shape.hidden_size),
+            wkv: operand(self.wkv, kv, shape.cross_hidden_size),
+            row_exponents_dec: gpu.download(self.row_exponents_dec, rows_dec).to_vec(),
+            row_exponents_enc: gpu.download(self.row_exponents_enc, rows_enc).to_vec(),
+            maxima,
+            exponents: exponents(maxima),
+        }
+    }
+
+    /// The five products of the operation, in the plan's order; their exponents from address `exponents` on.
+    pub fn products(
+        &self,
+        shape: &Shape,
+        precision: Precision,
+        exponents: u64,
+        gradients: &GradientAddresses,
+    ) -> [ProductTensors; 5] {
+        let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
+        let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+        let product = |a: [u64; 2], b: [u64; 2], c: u64, lda: usize, n: usize, row_exponents: u64, exponent: u64| {
+            // High: low times high, high times low, high times high.
+            let (a, b) = match precision {
+                Precision::Fast => ([a[0], 0, 0], [b[0], 0, 0]),
+                Precision::High => ([a[1], a[0], a[0]], [b[0], b[1], b[0]]),
+            };
+            let exponent = exponents + 4 * exponent;
+            ProductTensors {
+                a,
+                b,
+                c,
+                row_exponents,
+                exponent,
+                lda: lda as u32,
+                ldb: n as u32,
+                ldc: n as u32,
+                ..Default::default()
+            }
+        };
+        let Converted { dq, dkv, x_dec, x_enc, wq, wkv, row_exponents_dec, row_exponents_enc, .. } = *self;
+        let dv = dkv.map(|address| address + 2 * kv_out as u64);
+        let [grad_dec, grad_enc, grad_q, grad_k, grad_v] = gradients.0;
+        [
+            product(dq, wq, grad_dec, q_out, hidden, row_exponents_dec, 2),
+            product(dq, x_dec, grad_q, q_out, hidden, 0, 0),
+            product(dkv, wkv, grad_enc, 2 * kv_out, cross, row_exponents_enc, 3),
+            product(dkv, x_enc, grad_k, 2 * kv_out, cross, 0, 1),
+            product(dv, x_enc, grad_v, 2 * kv_out, cross, 0, 1),
+        ]
+    }
+}
+
+/// Four words.
+fn four(gpu: &Simulator, address: u64) -> [i32; 4] {
+    gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements")
+}
+
+/// Addresses of the gradients, in their order.
+pub(super) struct GradientAddresses([u64; 5]);
+
+impl GradientAddresses {
+    pub fn new(gpu: &mut Simulator, shape: &Shape) -> Self {
+        let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
+        let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
+        let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+        let elements = [rows_dec * hidden, rows_enc * cross, q_out * hidden, kv_out * cross, kv_out * cross];
+        GradientAddresses(elements.map(|elements| gpu.output(4 * elements)))
+    }
+
+    pub fn download(&self, gpu: &Simulator, shape: &Shape) -> Gradients {
+        let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
+        let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
+        let [grad_dec, grad_enc, grad_q, grad_k, grad_v] = self.0;
+        let batches = |address: u64, seq_len: usize, width: usize| -> Array3<f32> {
+            gpu.download(address, (shape.batch_size, seq_len, width))
+        };
+        Gradients {
+            grad_decoder_hidden_states: batches(grad_dec, shape.seq_len_dec, hidden),
+            grad_encoder_hidden_states: batches(grad_enc, shape.seq_len_enc, cross),
+            grad_q_weight: gpu.download(grad_q, (q_out, hidden)),
+            grad_k_weight: gpu.download(grad_k, (kv_out, cross)),
+            grad_v_weight: gpu.download(grad_v, (kv_out, cross)),
+        }
+    }
+}
+
+/// Uploads the inputs: what a conversion into `workspace` reads and writes.
+pub(super) fn prepare_convert(
     gpu: &mut Simulator,
     inputs: &Inputs,
     shape: &Shape,
     precision: Precision,
-    num_sms: u32,
     workspace: &Workspace,
-) -> Converted {
+) -> (Converted, CrossConvertParams) {
     let parts = |name: &str| match precision {
         // The entries of Fast never use the second part; a kernel that did would access address 0.
         Precision::Fast => [workspace.at(name), 0],
@@ -82,6 +187,19 @@ fn launch_convert(
         cross_hidden_size: shape.cross_hidden_size as u32,
         reserved: 0,
     };
+    (converted, params)
+}
+
+/// Both kernels of the conversion, in as many blocks as `num_sms` multiprocessors get.
+fn launch_convert(
+    gpu: &mut Simulator,
+    inputs: &Inputs,
+    shape: &Shape,
+    precision: Precision,
+    num_sms: u32,
+    workspace: &Workspace,
+) -> Converted {
+    let (converted, params) = prepare_convert(gpu, inputs, shape, precision, workspace);
     let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
     let weight_elements =
         (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
@@ -107,25 +225,7 @@ pub fn convert(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targe
     let plan = Plan::new(&shape, precision, target).expect("a supported shape");
     let workspace = gpu.workspace(plan.workspace());
     let converted = launch_convert(gpu, inputs, &shape, precision, target.num_sms as u32, &workspace);
-    let operand = |parts: [u64; 2], rows: usize, columns: usize| Operand {
-        hi: gpu.download::<f16, _>(parts[0], (rows, columns)),
-        lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
-    };
-    let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
-    let four =
-        |address: u64| -> [i32; 4] { gpu.download::<i32, _>(address, 4).to_vec().try_into().expect("four elements") };
-    Operands {
-        dq: operand(converted.dq, rows_dec, shape.q_out_dim()),
-        dkv: operand(converted.dkv, rows_enc, kv),
-        x_dec: operand(converted.x_dec, rows_dec, shape.hidden_size),
-        x_enc: operand(converted.x_enc, rows_enc, shape.cross_hidden_size),
-        wq: operand(converted.wq, shape.q_out_dim(), shape.hidden_size),
-        wkv: operand(converted.wkv, kv, shape.cross_hidden_size),
-        row_exponents_dec: gpu.download(converted.row_exponents_dec, rows_dec).to_vec(),
-        row_exponents_enc: gpu.download(converted.row_exponents_enc, rows_enc).to_vec(),
-        maxima: four(converted.maxima).map(maximum_of_word).map(|maximum| (maximum != i32::MIN).then_some(maximum)),
-        exponents: four(converted.exponents),
-    }
+    converted.download(gpu, &shape, precision, |_| four(gpu, converted.exponents))
 }
 
 /// All gradients, by the launches that the plan for `target` has.
@@ -134,56 +234,13 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targ
     let plan = Plan::new(&shape, precision, target).expect("a supported shape");
     let workspace = gpu.workspace(plan.workspace());
     let converted = launch_convert(gpu, inputs, &shape, precision, target.num_sms as u32, &workspace);
-    let (rows_dec, rows_enc) = (shape.rows_dec(), shape.rows_enc());
-    let (q_out, kv_out) = (shape.q_out_dim(), shape.kv_out_dim());
-    let (hidden, cross) = (shape.hidden_size, shape.cross_hidden_size);
-    let [grad_dec, grad_enc, grad_q, grad_k, grad_v] =
-        [rows_dec * hidden, rows_enc * cross, q_out * hidden, kv_out * cross, kv_out * cross]
-            .map(|elements| gpu.output(4 * elements));
-
+    let gradients = GradientAddresses::new(gpu, &shape);
     let operands = match precision {
         Precision::Fast => host_gemm::Operands::F16,
         Precision::High => host_gemm::Operands::F16Promoted,
     };
-    let product = |a: [u64; 2], b: [u64; 2], c: u64, lda: usize, n: usize, row_exponents: u64, exponent: u64| {
-        // High: low times high, high times low, high times high.
-        let (a, b) = match precision {
-            Precision::Fast => ([a[0], 0, 0], [b[0], 0, 0]),
-            Precision::High => ([a[1], a[0], a[0]], [b[0], b[1], b[0]]),
-        };
-        let exponent = converted.exponents + 4 * exponent;
-        ProductTensors {
-            a,
-            b,
-            c,
-            row_exponents,
-            exponent,
-            lda: lda as u32,
-            ldb: n as u32,
-            ldc: n as u32,
-            ..Default::default()
-        }
-    };
-    let Converted { dq, dkv, x_dec, x_enc, wq, wkv, row_exponents_dec, row_exponents_enc, .. } = converted;
-    let dv = dkv.map(|address| address + 2 * kv_out as u64);
-    let of = [
-        product(dq, wq, grad_dec, q_out, hidden, row_exponents_dec, 2),
-        product(dq, x_dec, grad_q, q_out, hidden, 0, 0),
-        product(dkv, wkv, grad_enc, 2 * kv_out, cross, row_exponents_enc, 3),
-        product(dkv, x_enc, grad_k, 2 * kv_out, cross, 0, 1),
-        product(dv, x_enc, grad_v, 2 * kv_out, cross, 0, 1),
-    ];
+    let of = converted.products(&shape, precision, converted.exponents, &gradients);
     let gemm_plan = plan.gemm().portable().expect("the portable module");
     gemm::run(gpu, operands, gemm_plan, &of, workspace.at("partial sums"));
-
-    let batches = |address: u64, seq_len: usize, width: usize| -> Array3<f32> {
-        gpu.download(address, (shape.batch_size, seq_len, width))
-    };
-    Gradients {
-        grad_decoder_hidden_states: batches(grad_dec, shape.seq_len_dec, hidden),
-        grad_encoder_hidden_states: batches(grad_enc, shape.seq_len_enc, cross),
-        grad_q_weight: gpu.download(grad_q, (q_out, hidden)),
-        grad_k_weight: gpu.download(grad_k, (kv_out, cross)),
-        grad_v_weight: gpu.download(grad_v, (kv_out, cross)),
-    }
+    gradients.download(gpu, &shape)
 }

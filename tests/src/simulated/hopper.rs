@@ -1,9 +1,9 @@
 //! The Hopper kernels on the simulated GPU, as the host launches them.
 use attn_backward::audio::{Gradients, Inputs, Plan};
 use attn_backward::gemm::ProductTensors;
-use attn_backward::gemm::hopper::{ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
+use attn_backward::gemm::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
 use attn_backward_kernels::config::{attention, audio_backward, wgmma};
-use attn_backward_kernels::params::{AttentionParams, MAX_PRODUCTS, PartialSum};
+use attn_backward_kernels::params::{AttentionParams, MAX_PRODUCTS, MAX_SEGMENTS, PartialSum};
 use attn_backward_kernels::params_wgmma::{
     AudioBeside, ColumnSum, FIRST_AUDIO_MAP, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct,
 };
@@ -18,17 +18,30 @@ fn bytes_of<T: Copy>(values: &[T]) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }.to_vec()
 }
 
-/// Pitches of plain products.
+/// Pitches of a product's tensors, and how far their low parts are behind the high ones, if they have parts.
 fn pitches(tensors: &ProductTensors) -> Pitches {
     let [a, b, c] = [tensors.lda, tensors.ldb, tensors.ldc].map(|pitch| pitch as usize);
-    Pitches { a, b, c, a_part_bytes: 0, b_part_bytes: 0 }
+    let distance = |[high, low]: [u64; 2]| low.wrapping_sub(high);
+    let [a_part_bytes, b_part_bytes] = [parts(0, &tensors.a), parts(1, &tensors.b)].map(distance);
+    Pitches { a, b, c, a_part_bytes, b_part_bytes }
 }
 
-fn encode(spec: &TensorMapSpec, tensors: &ProductTensors) -> TensorMap {
-    let address = match spec.role {
-        TensorRole::A => tensors.a[0],
-        TensorRole::B { segment } => tensors.b[segment],
-        TensorRole::C => tensors.c,
+/// Addresses of the high and the low part of A (`operand` 0) or B (1) of a promoted product.
+fn parts(operand: usize, segments: &[u64; MAX_SEGMENTS]) -> [u64; 2] {
+    let mut parts = [0; 2];
+    for (segment, address) in segments.iter().enumerate() {
+        parts[wgmma::segment_parts(segment as u32)[operand] as usize] = *address;
+    }
+    parts
+}
+
+fn encode(accumulation: Accumulation, spec: &TensorMapSpec, tensors: &ProductTensors) -> TensorMap {
+    let address = match (accumulation, spec.role) {
+        (_, TensorRole::C) => tensors.c,
+        (Accumulation::Plain, TensorRole::A) => tensors.a[0],
+        (Accumulation::Plain, TensorRole::B { segment }) => tensors.b[segment],
+        (Accumulation::Promoted, TensorRole::A) => parts(0, &tensors.a)[0],
+        (Accumulation::Promoted, TensorRole::B { .. }) => parts(1, &tensors.b)[0],
     };
     let map = ptx_sim::TensorMap {
         address,
@@ -41,19 +54,24 @@ fn encode(spec: &TensorMapSpec, tensors: &ProductTensors) -> TensorMap {
     TensorMap(map.encode())
 }
 
-/// Parameters of a `wgmma_*` launch of plain products with bf16 operands. Counters are poisoned unless `zeroed`.
-fn wgmma_params(gpu: &mut Simulator, plan: &HopperPlan, tensors: &[ProductTensors], zeroed: bool) -> WgmmaParams {
+/// Parameters of a launch of a plan's products, with A and B of type `element`. Counters are poisoned unless `zeroed`.
+pub(super) fn wgmma_params(
+    gpu: &mut Simulator,
+    plan: &HopperPlan,
+    element: ElementType,
+    tensors: &[ProductTensors],
+    zeroed: bool,
+) -> WgmmaParams {
     let pitches: Vec<Pitches> = tensors.iter().map(pitches).collect();
-    let specs = plan.tensor_maps(ElementType::Bf16, &pitches);
+    let specs = plan.tensor_maps(element, &pitches);
     let mut maps = [TensorMap([0; 16]); MAX_TENSOR_MAPS];
     for (map, spec) in maps.iter_mut().zip(&specs) {
-        *map = encode(spec, &tensors[spec.product]);
+        *map = encode(plan.accumulation(), spec, &tensors[spec.product]);
     }
-    let null = std::ptr::null();
     let product = |of: &ProductTensors, c_pitch_bytes: usize, rows: usize| WgmmaProduct {
         c: of.c as *mut u8,
-        row_exponents: null,
-        exponent: null,
+        row_exponents: of.row_exponents as *const i32,
+        exponent: of.exponent as *const i32,
         a_boundary: of.a_boundary as *const u8,
         b_boundary: of.b_boundary as *const u8,
         c_pitch_bytes: c_pitch_bytes as u32,
@@ -149,7 +167,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         wgrad(grad_output, pitch, o, grad_weights[3], [boundary, 0]),
     ];
     let hopper = plan.gradients_gemm().hopper().expect("the Hopper module");
-    let gemm = wgmma_params(gpu, hopper, &tensors, false);
+    let gemm = wgmma_params(gpu, hopper, ElementType::Bf16, &tensors, false);
     let sum = |i: u32| PartialSum {
         partials: (bias_partials + u64::from(4 * i * pitch)) as *const f32,
         out: grad_biases[i as usize] as *mut u16,

@@ -1,0 +1,113 @@
+//! Operation B in one launch, `cross_wgmma_*`, on the simulated GPU: what converts and multiplies at the model's sizes, the only ones that it takes.
+
+use attn_backward::Target;
+use attn_backward::compare::{MaxAtol, Tolerance, compare_all};
+use attn_backward::cross::scales::Operands;
+use attn_backward::cross::{Gradients, Inputs, Precision, Shape, reference};
+use attn_backward::gpu::ModuleKind;
+use attn_backward_tests::assertions::assert_emulated_operands;
+use attn_backward_tests::examples::cross_of;
+use attn_backward_tests::simulated::{Simulator, hopper_cross};
+use ndarray::{Array3, Axis};
+
+/// Any element: these tests judge by the norm.
+const ANY: Tolerance = Tolerance { max_atol: MaxAtol::Fixed(f64::INFINITY), max_rtol: 0.0, required_match_ratio: 0.0 };
+
+/// The fewest SMs of which one goes on converting beside the products of the others. They want 28 decoder tokens.
+const NUM_SMS: usize = 4;
+
+/// The model's sizes. A stage holds two decoder tokens, or one encoder token.
+fn shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize) -> Shape {
+    Shape {
+        batch_size,
+        seq_len_dec,
+        seq_len_enc,
+        num_heads: 16,
+        num_kv_heads: 4,
+        head_dim: 256,
+        hidden_size: 1536,
+        cross_hidden_size: 1024,
+    }
+}
+
+/// The gradients, by a launch whose operands are those of the host's emulation; `None` without PTX.
+#[track_caller]
+fn run(inputs: &Inputs, precision: Precision) -> Option<Gradients> {
+    let mut gpu = Simulator::hopper(NUM_SMS as u32)?;
+    let target = Target { num_sms: NUM_SMS, ..Target::h200(ModuleKind::Hopper) };
+    let (gradients, operands) = hopper_cross::backward(&mut gpu, inputs, precision, &target);
+    assert_emulated_operands(&operands, &Operands::new(inputs, precision).unwrap(), false);
+    Some(gradients)
+}
+
+/// Normwise error that the mode promises.
+fn promised(precision: Precision) -> f64 {
+    if precision == Precision::Fast { 1.1 * 3.2e-4 } else { 3e-6 }
+}
+
+/// The normwise error of each gradient is what the mode promises; of each token's gradients by themselves, too.
+#[track_caller]
+fn assert_promised(inputs: &Inputs, precision: Precision) {
+    let Some(gradients) = run(inputs, precision) else { return };
+    let (expected, promised) = (reference::backward(inputs).unwrap(), promised(precision));
+    for comparison in compare_all(&gradients.tensors(), &expected.tensors(), &ANY).unwrap() {
+        assert!(comparison.non_finite == 0 && comparison.normwise_error <= promised, "{precision}: {comparison:#?}");
+    }
+    assert_each_token(&gradients.grad_decoder_hidden_states, &expected.grad_decoder_hidden_states, promised);
+    assert_each_token(&gradients.grad_encoder_hidden_states, &expected.grad_encoder_hidden_states, promised);
+}
+
+/// The normwise error of each token's row is at most `limit`.
+#[track_caller]
+fn assert_each_token(found: &Array3<f32>, expected: &Array3<f64>, limit: f64) {
+    let rows = found.lanes(Axis(2)).into_iter().zip(expected.lanes(Axis(2)));
+    for (token, (found, expected)) in rows.enumerate() {
+        let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let error = found.iter().zip(expected).map(|(x, y)| (f64::from(*x) - y).powi(2)).sum::<f64>().sqrt();
+        assert!(error <= limit * norm, "token {token}: error {error}, norm {norm}");
+    }
+}
+
+/// Gradients of token `token` of every sequence times `2^exponent`.
+fn scale_token(inputs: &mut Inputs, token: usize, exponent: i32) {
+    for gradient in [&mut inputs.grad_query_states, &mut inputs.grad_key_states, &mut inputs.grad_value_states] {
+        gradient.index_axis_mut(Axis(2), token).mapv_inplace(|x| x * 2f32.powi(exponent));
+    }
+}
+
+#[test]
+fn fast_has_the_promised_error() {
+    assert_promised(&cross_of(1, shape(1, 29, 23)), Precision::Fast);
+}
+
+#[test]
+fn fast_has_the_promised_error_for_rows_of_very_different_sizes_in_two_row_blocks() {
+    // Stages and items end early at the sequences' odd ends; the second row block is converted beside the products.
+    let mut inputs = cross_of(2, shape(2, 67, 11));
+    scale_token(&mut inputs, 4, 40);
+    scale_token(&mut inputs, 10, -20);
+    assert_promised(&inputs, Precision::Fast);
+}
+
+#[test]
+fn high_has_the_promised_error_for_rows_of_very_different_sizes() {
+    let mut inputs = cross_of(3, shape(2, 15, 11));
+    scale_token(&mut inputs, 4, 40);
+    scale_token(&mut inputs, 10, -20);
+    assert_promised(&inputs, Precision::High);
+}
+
+#[test]
+fn infinities_and_nan_reach_exactly_what_depends_on_them() {
+    // Sequences end where stages do.
+    let mut inputs = cross_of(4, shape(2, 16, 12));
+    inputs.grad_query_states[[0, 2, 15, 5]] = f32::INFINITY;
+    inputs.grad_value_states[[1, 15, 11, 255]] = f32::NAN;
+    inputs.decoder_hidden_states[[1, 0, 1535]] = f32::NEG_INFINITY;
+    inputs.encoder_hidden_states[[0, 0, 17]] = f32::NAN;
+    let Some(gradients) = run(&inputs, Precision::Fast) else { return };
+    let expected = reference::backward(&inputs).unwrap();
+    for ((name, found), (_, expected)) in gradients.tensors().iter().zip(expected.tensors()) {
+        assert_eq!(found.mapv(f32::is_finite), expected.mapv(f64::is_finite), "{name}");
+    }
+}
