@@ -318,11 +318,7 @@ impl Warp {
         let mut rows = [[0f64; 16]; 16];
         match wgmma.a {
             Left::Shared(_, mn_major) => {
-                for (row, values) in rows.iter_mut().enumerate() {
-                    for (k, value) in values.iter_mut().enumerate() {
-                        *value = element::<N>(env, who, *a, mn_major, first_row + row as u32, k as u32)?;
-                    }
-                }
+                shared_operand::<N>(env, who, *a, mn_major, first_row, &mut rows)?;
             }
             Left::Registers(registers) => {
                 for (i, register) in registers.into_iter().enumerate() {
@@ -337,17 +333,22 @@ impl Warp {
         }
         let columns = 2 * wgmma.d.len();
         let mut b_columns = vec![[0f64; 16]; columns];
-        for (n, values) in b_columns.iter_mut().enumerate() {
-            for (k, value) in values.iter_mut().enumerate() {
-                *value = element::<N>(env, who, *b, wgmma.b.1, n as u32, k as u32)?;
+        shared_operand::<N>(env, who, *b, wgmma.b.1, 0, &mut b_columns)?;
+        // Sums in the order of k, all rows of a column at once.
+        let a_columns: [[f64; 16]; 16] = std::array::from_fn(|k| rows.map(|row| row[k]));
+        for column in &mut b_columns {
+            let mut products = [0f64; 16];
+            for (a, b) in a_columns.iter().zip(&*column) {
+                products.iter_mut().zip(a).for_each(|(product, a)| *product += a * b);
             }
+            *column = products;
         }
         for (i, &register) in wgmma.d.iter().enumerate() {
             let old = self.words[register as usize];
             let values = std::array::from_fn(|lane| {
                 let row = lane / 4 + 8 * (i >> 1 & 1);
                 let column = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
-                let product: f64 = rows[row].iter().zip(&b_columns[column]).map(|(a, b)| a * b).sum();
+                let product = b_columns[column][row];
                 let start = if *accumulate { f32::from_bits(old[lane]) as f64 } else { 0.0 };
                 ((start + product) as f32).to_bits()
             });
@@ -357,28 +358,39 @@ impl Warp {
     }
 }
 
-/// Element `(mn, k)` of the 16-deep operand that a descriptor with the 128-byte swizzle names.
-fn element<N: Narrow>(
+/// Rows `first..` of the 16-deep operand that a descriptor with the 128-byte swizzle names, 16 bytes at a time.
+fn shared_operand<N: Narrow>(
     env: &mut Environment,
     who: Who,
     descriptor: u64,
     mn_major: bool,
-    mn: u32,
-    k: u32,
-) -> Result<f64, LaneFault> {
+    first: u32,
+    rows: &mut [[f64; 16]],
+) -> Result<(), LaneFault> {
     let field = |bit: u64| ((descriptor >> bit) & 0x3fff) << 4;
     let (start, leading, stride) = (field(0), field(16), field(32));
     if descriptor >> 62 != 1 {
         return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor with the 128-byte swizzle" }.into());
     }
-    let (mn, k) = (u64::from(mn), u64::from(k));
-    let linear = if mn_major {
-        start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2
-    } else {
-        start + mn / 8 * stride + mn % 8 * 128 + k * 2
+    let mut eight = |linear: u64| -> Result<[f64; 8], LaneFault> {
+        let mut words = [0; 4];
+        env.shared.read(who, swizzle_128b(linear), 16, &mut words)?;
+        Ok(std::array::from_fn(|i| N::widen((words[i / 2] >> (16 * (i % 2))) as u16) as f64))
     };
-    let address = swizzle_128b(linear);
-    let mut words = [0; 4];
-    env.shared.read(who, address & !3, 4, &mut words)?;
-    Ok(N::widen((words[0] >> (8 * (address & 2))) as u16) as f64)
+    if mn_major {
+        for (group, rows) in rows.chunks_exact_mut(8).enumerate() {
+            let mn = u64::from(first) + 8 * group as u64;
+            for k in 0..16 {
+                let linear = start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2;
+                rows.iter_mut().zip(eight(linear)?).for_each(|(row, value)| row[k as usize] = value);
+            }
+        }
+    } else {
+        for (mn, row) in (u64::from(first)..).zip(rows) {
+            let linear = start + mn / 8 * stride + mn % 8 * 128;
+            row[..8].copy_from_slice(&eight(linear)?);
+            row[8..].copy_from_slice(&eight(linear + 16)?);
+        }
+    }
+    Ok(())
 }

@@ -34,11 +34,17 @@ fn gradient_map(address: u64, shape: &Shape, seq_len: usize, tokens: u32) -> Ten
     TensorMap(map.encode())
 }
 
-/// All gradients, and the operands that the launch made on its way.
+/// All gradients, and the operands that the launch made on its way. Block `ahead` runs ahead of the others, if one is given.
 ///
 /// # Panics
 /// If the plan for `target` is another one than a launch that converts, or the kernel does what it must not.
-pub fn backward(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, target: &Target) -> (Gradients, Operands) {
+pub fn backward(
+    gpu: &mut Simulator,
+    inputs: &Inputs,
+    precision: Precision,
+    target: &Target,
+    ahead: Option<u64>,
+) -> (Gradients, Operands) {
     let shape = inputs.shape().expect("inputs that fit together");
     let plan = Plan::new(&shape, precision, target).expect("a supported shape");
     assert!(plan.gemm().converts(), "{plan}");
@@ -97,7 +103,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, precision: Precision, targ
         shared_bytes: wgmma::CONVERTING_SMEM_BYTES as usize,
     };
     // A block that waits for what never comes is found soon.
-    let options = Options { max_warp_instructions: 200_000_000, ..Options::default() };
+    let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
     gpu.launch_with(&format!("cross_wgmma_{precision}"), size, &params, options);
 
     let exponent = |maximum: Option<i32>| operand_exponent(maximum.unwrap_or(i32::MIN));
