@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::error::{Cause, LaneFault, Space};
 use crate::module::CONSTANT_BASE;
 use crate::op::{Access, Address, AsyncCopy, Atomic, AtomicOp, Data, Longs, Words};
-use crate::shared::Who;
+use crate::shared::{COLLECTIVE, Who};
 use crate::space::{PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::warp::{Environment, Warp};
 
@@ -112,7 +112,7 @@ impl Environment<'_> {
     /// 16 bytes at a generic address that is not in shared memory.
     pub(crate) fn read_generic(&mut self, address: u64) -> Result<[u32; 4], Cause> {
         let mut out = [0; 4];
-        let who = Who { warp: 0, lane: 0, strong: false };
+        let who = Who { warp: 0, lane: 0, strong: false, asynchronous: false };
         read(self, who, Space::Generic, address, 16, &mut out)?;
         Ok(out)
     }
@@ -203,7 +203,12 @@ impl Atomic {
 
 impl Warp {
     pub(crate) fn who(&self, lane: usize, strong: bool) -> Who {
-        Who { warp: self.index, lane: lane as u32, strong }
+        Who { warp: self.index, lane: lane as u32, strong, asynchronous: false }
+    }
+
+    /// The warp's asynchronous operations.
+    pub(crate) fn who_asynchronous(&self) -> Who {
+        Who { warp: self.index, lane: COLLECTIVE, strong: false, asynchronous: true }
     }
 
     #[inline]
@@ -365,7 +370,7 @@ impl Warp {
                 return true;
             }
             let landed = source_words(env, copy.source, copy.source_bytes).and_then(|words| {
-                env.shared.land_copy(Who { warp, lane: copy.lane, strong: false }, copy.destination, copy.bytes, &words)
+                env.shared.land_copy(Who { warp, lane: copy.lane, strong: false, asynchronous: false }, copy.destination, copy.bytes, &words)
             });
             if let Err(cause) = landed {
                 fault = fault.or(Some(cause.on(lane)));

@@ -173,6 +173,16 @@ pub enum Cause {
         /// Whether the earlier access wrote.
         other_wrote: bool,
     },
+    /// An asynchronous operation touched what threads wrote, with no `fence.proxy.async` between.
+    #[error(
+        "an asynchronous operation touches shared address {address:#x}, which warp {writer} wrote, with no fence.proxy.async between"
+    )]
+    ProxyFence {
+        /// Shared address of the 4-byte word.
+        address: u64,
+        /// Warp of the write.
+        writer: u32,
+    },
     /// A lane read what another lane of its warp wrote, with no `bar.warp.sync` or block barrier between.
     #[error(
         "race: read of shared address {address:#x}, which lane {other} of the same warp wrote since the last barrier"

@@ -3,14 +3,14 @@
 //! Each asynchronous operation happens at the time that leaves the least to chance: a bulk load writes shared memory and completes its
 //! bytes when it is issued, so that whoever still reads the buffer is caught; a bulk store (or addition) reads shared memory and
 //! a wgmma reads its operands and writes its accumulators at the wait for their group, so that whoever writes them before is.
-//! Not modelled: proxies and their fences, `wgmma.fence`, the registers of `setmaxnreg`; each warp of a warpgroup multiplies by itself, but all have finished when one goes on.
+//! Not modelled: proxies of global memory, `wgmma.fence`, the registers of `setmaxnreg`; each warp of a warpgroup multiplies by itself, but all have finished when one goes on.
 
 use std::collections::HashMap;
 
 use crate::error::{Cause, LaneFault, Space};
 use crate::number::{Bf16, F16, Narrow};
 use crate::op::{Address, FULL, MmaType, Predicate, Reg};
-use crate::shared::{COLLECTIVE, Clocks, MAX_WARPS, Who};
+use crate::shared::{Clocks, NOTHING, Who};
 use crate::tensor_map::{TensorMap, swizzle_128b};
 use crate::warp::{Environment, Warp};
 
@@ -126,7 +126,7 @@ impl Warp {
                 let (barriers, counts) = (self.addresses(barrier), self.words[*count as usize]);
                 for lane in lanes {
                     let count = counts[lane];
-                    let none = [0; MAX_WARPS];
+                    let none = NOTHING;
                     let new = Mbarrier { count, pending: count, bytes: 0, parity: 0, gathered: none, known: none };
                     env.shared.mbarriers.0.insert(barriers[lane], new);
                 }
@@ -184,7 +184,7 @@ impl Warp {
                     let (bytes, pieces) = self
                         .tensor_pieces(env, maps[lane], to[lane], coordinates, lane)
                         .map_err(|cause| cause.on(lane))?;
-                    let who = self.who(COLLECTIVE as usize, false);
+                    let who = self.who_asynchronous();
                     for (shared, global, valid) in pieces {
                         env.read_part(global, valid)
                             .and_then(|words| env.shared.write(who, shared, 16, &words))
@@ -250,7 +250,7 @@ impl Warp {
         for offset in (0..u64::from(bytes)).step_by(16) {
             let mut words = [0; 4];
             env.memory.read(from + offset, 16, &mut words)?;
-            env.shared.write(self.who(COLLECTIVE as usize, false), to + offset, 16, &words)?;
+            env.shared.write(self.who_asynchronous(), to + offset, 16, &words)?;
         }
         Ok(())
     }
@@ -292,7 +292,7 @@ impl Warp {
     fn bulk_store(&self, env: &mut Environment, store: &IssuedStore) -> Result<(), Cause> {
         for &(shared, global, bytes) in &store.pieces {
             let mut words = [0; 4];
-            env.shared.read(self.who(COLLECTIVE as usize, false), shared, 16, &mut words)?;
+            env.shared.read(self.who_asynchronous(), shared, 16, &mut words)?;
             if store.adds {
                 let mut old = [0; 4];
                 env.memory.read(global, 16, &mut old)?;
@@ -313,7 +313,7 @@ impl Warp {
 
     fn wgmma_of<N: Narrow>(&mut self, env: &mut Environment, issued: &IssuedWgmma) -> Result<(), LaneFault> {
         let IssuedWgmma { wgmma, a, b, accumulate, .. } = issued;
-        let who = self.who(COLLECTIVE as usize, false);
+        let who = self.who_asynchronous();
         let first_row = 16 * (self.index as u32 % 4);
         let mut rows = [[0f64; 16]; 16];
         match wgmma.a {

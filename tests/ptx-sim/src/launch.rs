@@ -11,7 +11,7 @@ use crate::error::{Cause, Fault, LaneFault};
 use crate::hopper::WARPGROUP_BARRIER;
 use crate::module::{Entry, Module};
 use crate::op::Special;
-use crate::shared::{Clocks, MAX_WARPS, SHARED_BASE, Shared};
+use crate::shared::{Clocks, MAX_WARPS, NOTHING, SHARED_BASE, Shared};
 use crate::warp::{Environment, Event, Warp};
 use crate::{Error, Memory};
 
@@ -97,7 +97,7 @@ struct Barrier {
     known: Clocks,
 }
 
-const IDLE: Barrier = Barrier { expected: 0, arrived: 0, known: [0; MAX_WARPS] };
+const IDLE: Barrier = Barrier { expected: 0, arrived: 0, known: NOTHING };
 
 /// A block under way.
 struct Block {

@@ -322,6 +322,8 @@ pub(crate) enum Op {
     },
     AsyncWaitAll,
     Fence,
+    /// `fence.proxy.async`.
+    FenceProxy,
     Matrix(Box<Matrix>),
     MoveMatrix {
         d: Reg,

@@ -5,6 +5,10 @@
 //! before warp `w`'s present if `w` has learned of a time of `r` later than `t`. `bar.warp.sync` advances
 //! the warp's own time too: what another lane wrote at the present time must not be read.
 //!
+//! What threads wrote, asynchronous operations (bulk copies, wgmma) may touch only if a `fence.proxy.async` lies between, in whichever warp on
+//! the way: a second clock holds the times that are known and fenced. The other direction needs no fence: the waits for those operations
+//! are fences. Nor does the asynchronous overwriting of what threads have read: no thread's write is passed on.
+//!
 //! Kept small, so that it can be always on: concurrent readers of a word share one time, the earliest (a race may be missed where warps
 //! synchronise in groups, none is invented); reads by strong accesses (atomics, volatile, relaxed, acquire) are not recorded; accesses
 //! narrower than a word conflict only with those of a whole word.
@@ -19,12 +23,16 @@ pub(crate) const SHARED_BASE: u64 = 1024;
 /// Most warps of a block.
 pub(crate) const MAX_WARPS: usize = 32;
 
-/// What a warp knows of every warp's time.
-pub(crate) type Clocks = [u32; MAX_WARPS];
+/// What a warp knows of every warp's time, then what of it a `fence.proxy.async` has made known to asynchronous operations.
+pub(crate) type Clocks = [u32; 2 * MAX_WARPS];
+
+/// Nothing is known.
+pub(crate) const NOTHING: Clocks = [0; 2 * MAX_WARPS];
 
 const WRITTEN: u8 = 0xf;
 const PENDING: u8 = 0x10;
 const STRONG_WRITE: u8 = 0x20;
+const ASYNC_WRITE: u8 = 0x40;
 
 /// Who accesses, and how.
 #[derive(Clone, Copy)]
@@ -34,6 +42,8 @@ pub(crate) struct Who {
     pub lane: u32,
     /// An atomic, volatile, relaxed, acquire or release access.
     pub strong: bool,
+    /// An asynchronous operation's access, which the warp started.
+    pub asynchronous: bool,
 }
 
 /// A lane that no lane is.
@@ -80,7 +90,7 @@ impl Shared {
             detect_races,
             detect_unwritten,
             time: 0,
-            clocks: vec![[0; MAX_WARPS]; warps],
+            clocks: vec![NOTHING; warps],
             released: HashMap::new(),
             mbarriers: Mbarriers::default(),
         }
@@ -98,6 +108,12 @@ impl Shared {
         self.publish(warp);
     }
 
+    /// `fence.proxy.async`: what `warp` knows of is known to its asynchronous operations too, and to those of whom it tells.
+    pub fn fence_proxy(&mut self, warp: usize) {
+        self.publish(warp);
+        self.clocks[warp].copy_within(..MAX_WARPS, MAX_WARPS);
+    }
+
     /// `warp` learns of `clocks`.
     pub fn learn(&mut self, warp: usize, clocks: &Clocks) {
         join(&mut self.clocks[warp], clocks);
@@ -107,7 +123,7 @@ impl Shared {
     pub fn release(&mut self, warp: usize, address: u64) {
         if self.detect_races {
             let clocks = self.publish(warp);
-            join(self.released.entry((address / 4) as u32).or_insert([0; MAX_WARPS]), &clocks);
+            join(self.released.entry((address / 4) as u32).or_insert(NOTHING), &clocks);
         }
     }
 
@@ -149,8 +165,21 @@ impl Shared {
         None
     }
 
+    /// Fails if threads wrote the word last, and no fence makes that known to `warp`'s asynchronous operations.
     #[inline]
-    fn note_read(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+    fn check_proxy(&self, warp: usize, word: usize) -> Result<(), Cause> {
+        let History { writers, write_time, .. } = self.history[word];
+        let fenced = &self.clocks[warp][MAX_WARPS..];
+        match (0..MAX_WARPS).find(|&w| writers >> w & 1 == 1 && fenced[w] <= write_time) {
+            Some(writer) if self.flags[word] & ASYNC_WRITE == 0 => {
+                Err(Cause::ProxyFence { address: Self::address(word), writer: writer as u32 })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn note_read(&mut self, Who { warp, lane, strong, asynchronous }: Who, word: usize) -> Result<(), Cause> {
         let History { writer_lane, writers, write_time, readers, read_time } = self.history[word];
         if !(strong && self.flags[word] & STRONG_WRITE != 0)
             && let Some(other) = self.unordered(warp, writers, write_time)
@@ -164,6 +193,9 @@ impl Shared {
         let me = 1 << warp;
         if writers == me && write_time == now && writer_lane != lane && self.flags[word] & STRONG_WRITE == 0 {
             return Err(Cause::LaneRace { address: Self::address(word), other: writer_lane });
+        }
+        if asynchronous {
+            self.check_proxy(warp, word)?;
         }
         let history = &mut self.history[word];
         if readers & !me == 0 {
@@ -180,7 +212,7 @@ impl Shared {
     }
 
     #[inline]
-    fn note_write(&mut self, Who { warp, lane, strong }: Who, word: usize) -> Result<(), Cause> {
+    fn note_write(&mut self, Who { warp, lane, strong, asynchronous }: Who, word: usize) -> Result<(), Cause> {
         let History { writers, write_time, readers, read_time, .. } = self.history[word];
         let strong_before = self.flags[word] & STRONG_WRITE != 0;
         let address = Self::address(word);
@@ -197,8 +229,12 @@ impl Shared {
             Some(_) => (writers | me, write_time.min(now)),
             None => (me, now),
         };
+        if asynchronous {
+            self.check_proxy(warp, word)?;
+        }
         self.history[word] = History { writer_lane: lane, writers, write_time, readers: 0, read_time: 0 };
-        self.flags[word] = self.flags[word] & !STRONG_WRITE | if strong { STRONG_WRITE } else { 0 };
+        let kind = if strong { STRONG_WRITE } else { 0 } | if asynchronous { ASYNC_WRITE } else { 0 };
+        self.flags[word] = self.flags[word] & !(STRONG_WRITE | ASYNC_WRITE) | kind;
         Ok(())
     }
 

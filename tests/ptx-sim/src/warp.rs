@@ -425,6 +425,7 @@ impl Warp {
                 self.wait(env, 0, mask)?;
             }
             Op::Fence => fence(Ordering::SeqCst),
+            Op::FenceProxy => env.shared.fence_proxy(self.index),
             Op::Matrix(matrix) => self.matrix(env, matrix)?,
             Op::MoveMatrix { d, a } => self.move_matrix(*d, *a),
             Op::Mma(mma) => {

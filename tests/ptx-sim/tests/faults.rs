@@ -247,17 +247,21 @@ fn mbarriers_are_initialised_and_arrived_at_as_often_as_they_expect() {
 
 #[test]
 fn bulk_additions_read_shared_memory_until_the_wait() {
-    let add = |change: &str| {
+    let add = |fence: &str, change: &str| {
         format!(
-            "{WORD} st.shared.b32 [%r2], 0f40000000; st.global.b32 [%rd1], 0f3F800000; bar.sync 0; setp.eq.u32 %p0, %r0, 0;
+            "{WORD} st.shared.b32 [%r2], 0f40000000; st.global.b32 [%rd1], 0f3F800000; {fence} setp.eq.u32 %p0, %r0, 0;
              mov.u32 %r4, smem; mov.u32 %r5, 128;
              @%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r4], %r5;
              @%p0 cp.async.bulk.commit_group; {change} @%p0 cp.async.bulk.wait_group 0;"
         )
     };
-    assert_eq!(run(&add(""), &[0; 32]), [3f32.to_bits(); 32]);
-    // what has yet to be read must not be overwritten
-    assert!(matches!(cause(&add("@%p0 st.shared.b32 [%r2], 0f40800000;"), 32), Cause::LaneRace { .. }));
+    // the fence may be the writer's or the one's who starts the addition
+    for fence in ["fence.proxy.async; bar.sync 0;", "bar.sync 0; fence.proxy.async;"] {
+        assert_eq!(run(&add(fence, ""), &[0; 32]), [3f32.to_bits(); 32]);
+        // what has yet to be read must not be overwritten
+        assert!(matches!(cause(&add(fence, "@%p0 st.shared.b32 [%r2], 0f40800000;"), 32), Cause::LaneRace { .. }));
+    }
+    assert!(matches!(cause(&add("bar.sync 0;", ""), 32), Cause::ProxyFence { writer: 0, .. }));
 }
 
 #[test]

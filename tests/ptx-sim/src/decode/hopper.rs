@@ -155,15 +155,15 @@ fn wgmma<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>, shape: &str, operand_t
     Ok(Wgmma { operand_type, d, a, b, accumulate })
 }
 
-/// `fence.proxy` and `fence.mbarrier_init`, which order nothing that is not ordered here anyway.
+/// `fence.proxy` and `fence.mbarrier_init`; the latter orders nothing that is not ordered here anyway.
 pub(super) fn fence<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
-    match &st.modifiers[..] {
-        ["proxy", "async"] | ["proxy", "async", "shared::cta"] | ["mbarrier_init", "release", "cluster"] => {
-            st.modifiers.clear();
-            done(body, &st, 0)?;
-            body.emit(Op::Fence);
-            Ok(())
-        }
-        _ => Err(unknown(body, &st)),
-    }
+    let op = match &st.modifiers[..] {
+        ["proxy", "async"] | ["proxy", "async", "shared::cta"] => Op::FenceProxy,
+        ["mbarrier_init", "release", "cluster"] => Op::Fence,
+        _ => return Err(unknown(body, &st)),
+    };
+    st.modifiers.clear();
+    done(body, &st, 0)?;
+    body.emit(op);
+    Ok(())
 }
