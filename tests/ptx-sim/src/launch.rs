@@ -19,8 +19,8 @@ use crate::{Error, Memory};
 const WARP_TURN: u64 = 1 << 14;
 /// Rounds of turns of a block before another block has its turn.
 const BLOCK_TURN: u32 = 8;
-/// The same of the others beside a block that runs ahead.
-const SHORT_BLOCK_TURN: u32 = 1;
+/// Instructions of a warp in a turn of a block that others run ahead of. Both kinds of blocks have one round a turn then.
+const SHORT_WARP_TURN: u64 = 1 << 8;
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
@@ -35,8 +35,8 @@ pub struct Options {
     pub detect_races: bool,
     /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
     pub detect_unwritten_shared: bool,
-    /// Index of a block that has eight times the turns of any other: it comes to what the others do long before they have done it, so that
-    /// waits which are missing are seen.
+    /// Index of a block that runs 64 times as fast as any other: it comes to what the others do long before they have done it, so that waits
+    /// which are missing are seen.
     pub ahead: Option<u64>,
 }
 
@@ -302,13 +302,17 @@ impl Launch<'_> {
 
     /// Runs a block for a while. True if it is done.
     fn turn(&self, block: &mut Block) -> Result<bool, Error> {
-        let is_behind = self.options.ahead.is_some_and(|ahead| ahead != block.index);
-        for _ in 0..if is_behind { SHORT_BLOCK_TURN } else { BLOCK_TURN } {
+        let (rounds, instructions) = match self.options.ahead {
+            None => (BLOCK_TURN, WARP_TURN),
+            Some(ahead) if ahead == block.index => (1, WARP_TURN),
+            Some(_) => (1, SHORT_WARP_TURN),
+        };
+        for _ in 0..rounds {
             let mut ran = false;
             for warp in 0..block.warps.len() {
                 if block.states[warp] == State::Ready {
                     ran = true;
-                    self.turn_of_warp(block, warp)?;
+                    self.turn_of_warp(block, warp, instructions)?;
                 }
             }
             if block.states.iter().all(|state| *state == State::Exited) {
@@ -326,7 +330,7 @@ impl Launch<'_> {
         Ok(false)
     }
 
-    fn turn_of_warp(&self, block: &mut Block, warp: usize) -> Result<(), Error> {
+    fn turn_of_warp(&self, block: &mut Block, warp: usize, instructions: u64) -> Result<(), Error> {
         let mut env = Environment {
             program: &self.entry.program,
             memory: self.memory,
@@ -335,7 +339,7 @@ impl Launch<'_> {
             shared: &mut block.shared,
             stats: &mut block.stats,
         };
-        match block.warps[warp].run(&mut env, WARP_TURN) {
+        match block.warps[warp].run(&mut env, instructions) {
             Ok(Event::Paused) => {}
             Ok(Event::Exited) => block.states[warp] = State::Exited,
             Ok(Event::Barrier { id, threads, wait }) => {
