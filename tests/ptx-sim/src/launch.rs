@@ -19,8 +19,10 @@ use crate::{Error, Memory};
 const WARP_TURN: u64 = 1 << 14;
 /// Rounds of turns of a block before another block has its turn.
 const BLOCK_TURN: u32 = 8;
-/// Instructions of a warp in a turn of a block that others run ahead of. Both kinds of blocks have one round a turn then.
-const SHORT_WARP_TURN: u64 = 1 << 8;
+/// Rounds of a block that runs ahead, if none of its warps uses up its turn (which a wait for another block does); the others have one.
+const AHEAD_BLOCK_TURN: u32 = 64;
+/// Instructions of a warp before the block's next one has its turn, where a block runs ahead.
+const SHORT_WARP_TURN: u64 = 1 << 10;
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
@@ -35,8 +37,8 @@ pub struct Options {
     pub detect_races: bool,
     /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
     pub detect_unwritten_shared: bool,
-    /// Index of a block that runs 64 times as fast as any other: it comes to what the others do long before they have done it, so that waits
-    /// which are missing are seen.
+    /// Index of a block that runs up to 64 times as fast as any other: it comes to what the others do long before they have done it, so that
+    /// waits which are missing are seen.
     pub ahead: Option<u64>,
 }
 
@@ -304,15 +306,17 @@ impl Launch<'_> {
     fn turn(&self, block: &mut Block) -> Result<bool, Error> {
         let (rounds, instructions) = match self.options.ahead {
             None => (BLOCK_TURN, WARP_TURN),
-            Some(ahead) if ahead == block.index => (1, WARP_TURN),
+            Some(ahead) if ahead == block.index => (AHEAD_BLOCK_TURN, SHORT_WARP_TURN),
             Some(_) => (1, SHORT_WARP_TURN),
         };
         for _ in 0..rounds {
-            let mut ran = false;
+            let (mut ran, mut used_up) = (false, false);
             for warp in 0..block.warps.len() {
                 if block.states[warp] == State::Ready {
                     ran = true;
+                    let before = block.stats.warp_instructions;
                     self.turn_of_warp(block, warp, instructions)?;
+                    used_up |= block.stats.warp_instructions - before >= instructions;
                 }
             }
             if block.states.iter().all(|state| *state == State::Exited) {
@@ -325,6 +329,9 @@ impl Launch<'_> {
                 let limit = self.options.max_warp_instructions;
                 let warp = block.states.iter().position(|state| *state == State::Ready).unwrap_or(0);
                 return Err(self.fault(block, warp, block.warps[warp].pc(), Cause::TooLong { limit }.into()));
+            }
+            if used_up && self.options.ahead.is_some() {
+                break;
             }
         }
         Ok(false)
