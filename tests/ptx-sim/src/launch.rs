@@ -19,10 +19,11 @@ use crate::{Error, Memory};
 const WARP_TURN: u64 = 1 << 14;
 /// Rounds of turns of a block before another block has its turn.
 const BLOCK_TURN: u32 = 8;
-/// Rounds of a block that runs ahead, if none of its warps uses up its turn (which a wait for another block does); the others have one.
-const AHEAD_BLOCK_TURN: u32 = 64;
-/// Instructions of a warp before the block's next one has its turn, where a block runs ahead.
-const SHORT_WARP_TURN: u64 = 1 << 10;
+/// Rounds of turns of a block that runs ahead, if none of its warps uses up its turn (which a wait for another block does), and instructions
+/// of such a turn.
+const AHEAD: (u32, u64) = (64, 1 << 10);
+/// The same of the others.
+const BEHIND: (u32, u64) = (1, 1 << 7);
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
@@ -37,8 +38,8 @@ pub struct Options {
     pub detect_races: bool,
     /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
     pub detect_unwritten_shared: bool,
-    /// Index of a block that runs up to 64 times as fast as any other: it comes to what the others do long before they have done it, so that
-    /// waits which are missing are seen.
+    /// Index of a block that runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
+    /// do long before they have done it, so that waits which are missing are seen. All blocks run on one thread then.
     pub ahead: Option<u64>,
 }
 
@@ -222,7 +223,8 @@ impl Launch<'_> {
         let blocks = self.grid.iter().map(|&extent| extent as u64).product::<u64>();
         let queue = Mutex::new(Queue { next_block: 0, paused: VecDeque::new(), stats: Stats::default(), fault: None });
         let stop = AtomicBool::new(false);
-        let workers = (rayon::current_num_threads() as u64).min(blocks);
+        let threads = if self.options.ahead.is_some() { 1 } else { rayon::current_num_threads() as u64 };
+        let workers = threads.min(blocks);
         rayon::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|_| self.work(&queue, blocks, &stop));
@@ -306,8 +308,8 @@ impl Launch<'_> {
     fn turn(&self, block: &mut Block) -> Result<bool, Error> {
         let (rounds, instructions) = match self.options.ahead {
             None => (BLOCK_TURN, WARP_TURN),
-            Some(ahead) if ahead == block.index => (AHEAD_BLOCK_TURN, SHORT_WARP_TURN),
-            Some(_) => (1, SHORT_WARP_TURN),
+            Some(ahead) if ahead == block.index => AHEAD,
+            Some(_) => BEHIND,
         };
         for _ in 0..rounds {
             let (mut ran, mut used_up) = (false, false);
