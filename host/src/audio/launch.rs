@@ -38,13 +38,17 @@ pub struct Backward {
 enum Attention {
     /// In the launch of the gradients GEMM.
     OneLaunch(OneLaunch),
-    /// The product grad_attention, then kernels that read it.
-    Separate {
-        d_attn_gemm: GroupedGemm,
-        kernels: Vec<(Kernel, LaunchConfig)>,
-        /// The long kernels of the Hopper module, if the plan has them.
-        flash: Option<FlashAttention>,
-    },
+    /// Launches of their own.
+    Separate(Box<SeparateAttention>),
+}
+
+/// The product grad_attention, then kernels that read it.
+#[derive(Debug)]
+struct SeparateAttention {
+    d_attn_gemm: GroupedGemm,
+    kernels: Vec<(Kernel, LaunchConfig)>,
+    /// The long kernels of the Hopper module, if the plan has them.
+    flash: Option<FlashAttention>,
 }
 
 impl Backward {
@@ -56,11 +60,11 @@ impl Backward {
         let module = plan.target().module;
         let attention = match (plan.one_launch(), &plan.d_attn_gemm) {
             (Some(row_tiles), _) => Attention::OneLaunch(OneLaunch::new(gpu, &plan, row_tiles)?),
-            (None, Some(d_attn_gemm)) => Attention::Separate {
+            (None, Some(d_attn_gemm)) => Attention::Separate(Box::new(SeparateAttention {
                 d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
                 kernels: attention_launches(gpu, &plan)?,
                 flash: FlashAttention::new(gpu, &plan)?,
-            },
+            })),
             (None, None) => unreachable!("a plan without the product is one launch"),
         };
         Ok(Backward {
@@ -110,7 +114,8 @@ impl Backward {
                 // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work.
                 unsafe { one_launch.launch(stream, &params) }
             }
-            (Attention::Separate { d_attn_gemm, kernels, flash }, _) => {
+            (Attention::Separate(separate), _) => {
+                let SeparateAttention { d_attn_gemm, kernels, flash } = &**separate;
                 let d_attn = [self.d_attn_product(inputs, workspace)];
                 let mut d_attn = d_attn_gemm.prepare(&d_attn, workspace.at(regions.d_attn_gemm))?;
                 d_attn.take_rider(riders::zero_counters(products.counters()));

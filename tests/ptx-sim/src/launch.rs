@@ -19,8 +19,11 @@ use crate::{Error, Memory};
 const WARP_TURN: u64 = 1 << 14;
 /// Rounds of turns of a block before another block has its turn.
 const BLOCK_TURN: u32 = 8;
-/// The same of the others beside a block that runs ahead.
-const SHORT_BLOCK_TURN: u32 = 1;
+/// Rounds of turns of a block that runs ahead, if none of its warps uses up its turn (which a wait for another block does), and instructions
+/// of such a turn.
+const AHEAD: (u32, u64) = (64, 1 << 10);
+/// The same of the others.
+const BEHIND: (u32, u64) = (1, 1 << 7);
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
@@ -35,8 +38,8 @@ pub struct Options {
     pub detect_races: bool,
     /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
     pub detect_unwritten_shared: bool,
-    /// Index of a block that has eight times the turns of any other: it comes to what the others do long before they have done it, so that
-    /// waits which are missing are seen.
+    /// Index of a block that runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
+    /// do long before they have done it, so that waits which are missing are seen. All blocks run on one thread then.
     pub ahead: Option<u64>,
 }
 
@@ -220,7 +223,8 @@ impl Launch<'_> {
         let blocks = self.grid.iter().map(|&extent| extent as u64).product::<u64>();
         let queue = Mutex::new(Queue { next_block: 0, paused: VecDeque::new(), stats: Stats::default(), fault: None });
         let stop = AtomicBool::new(false);
-        let workers = (rayon::current_num_threads() as u64).min(blocks);
+        let threads = if self.options.ahead.is_some() { 1 } else { rayon::current_num_threads() as u64 };
+        let workers = threads.min(blocks);
         rayon::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|_| self.work(&queue, blocks, &stop));
@@ -302,13 +306,19 @@ impl Launch<'_> {
 
     /// Runs a block for a while. True if it is done.
     fn turn(&self, block: &mut Block) -> Result<bool, Error> {
-        let is_behind = self.options.ahead.is_some_and(|ahead| ahead != block.index);
-        for _ in 0..if is_behind { SHORT_BLOCK_TURN } else { BLOCK_TURN } {
-            let mut ran = false;
+        let (rounds, instructions) = match self.options.ahead {
+            None => (BLOCK_TURN, WARP_TURN),
+            Some(ahead) if ahead == block.index => AHEAD,
+            Some(_) => BEHIND,
+        };
+        for _ in 0..rounds {
+            let (mut ran, mut used_up) = (false, false);
             for warp in 0..block.warps.len() {
                 if block.states[warp] == State::Ready {
                     ran = true;
-                    self.turn_of_warp(block, warp)?;
+                    let before = block.stats.warp_instructions;
+                    self.turn_of_warp(block, warp, instructions)?;
+                    used_up |= block.stats.warp_instructions - before >= instructions;
                 }
             }
             if block.states.iter().all(|state| *state == State::Exited) {
@@ -322,11 +332,14 @@ impl Launch<'_> {
                 let warp = block.states.iter().position(|state| *state == State::Ready).unwrap_or(0);
                 return Err(self.fault(block, warp, block.warps[warp].pc(), Cause::TooLong { limit }.into()));
             }
+            if used_up && self.options.ahead.is_some() {
+                break;
+            }
         }
         Ok(false)
     }
 
-    fn turn_of_warp(&self, block: &mut Block, warp: usize) -> Result<(), Error> {
+    fn turn_of_warp(&self, block: &mut Block, warp: usize, instructions: u64) -> Result<(), Error> {
         let mut env = Environment {
             program: &self.entry.program,
             memory: self.memory,
@@ -335,7 +348,7 @@ impl Launch<'_> {
             shared: &mut block.shared,
             stats: &mut block.stats,
         };
-        match block.warps[warp].run(&mut env, WARP_TURN) {
+        match block.warps[warp].run(&mut env, instructions) {
             Ok(Event::Paused) => {}
             Ok(Event::Exited) => block.states[warp] = State::Exited,
             Ok(Event::Barrier { id, threads, wait }) => {

@@ -78,11 +78,12 @@ impl TensorMap {
         let rows = self.box_dims[1..].iter().product::<u32>();
         for row in 0..rows {
             let (mut rest, mut address, mut inside) = (row, self.address as i64, true);
-            for dim in 1..self.dims.len() {
-                let at = i64::from(coordinates[dim]) + i64::from(rest % self.box_dims[dim]);
-                rest /= self.box_dims[dim];
-                inside &= at >= 0 && at < self.dims[dim] as i64;
-                address += at * self.outer_strides_bytes[dim - 1] as i64;
+            let outer = self.dims[1..].iter().zip(&self.box_dims[1..]).zip(&self.outer_strides_bytes);
+            for (((extent, box_extent), stride), first) in outer.zip(&coordinates[1..]) {
+                let at = i64::from(*first) + i64::from(rest % box_extent);
+                rest /= box_extent;
+                inside &= at >= 0 && at < *extent as i64;
+                address += at * *stride as i64;
             }
             for piece in 0..self.row_bytes() / 16 {
                 let bytes = i64::from(self.element_bytes);

@@ -53,6 +53,31 @@ fn unwritten_memory_is_not_read() {
 }
 
 #[test]
+fn a_block_that_runs_ahead_reads_what_another_has_not_yet_written() {
+    // Each block counts to 1000, writes its word and reads the other one's.
+    let body = "mov.u32 %r4, 0;
+         $count: add.s32 %r4, %r4, 1; setp.lt.u32 %p0, %r4, 1000; @%p0 bra $count;
+         mov.u32 %r5, %ctaid.x; xor.b32 %r6, %r5, 1; mul.wide.u32 %rd3, %r5, 128; add.s64 %rd3, %rd1, %rd3;
+         mul.wide.u32 %rd4, %r6, 128; add.s64 %rd4, %rd1, %rd4; st.global.b32 [%rd3], %r4;";
+    let wait = "$wait: ld.acquire.gpu.global.b32 %r7, [%rd4]; setp.ne.u32 %p0, %r7, 1000; @%p0 bra $wait;";
+    let launch = |body: &str, zeroed: bool, ahead: u64| {
+        let mut memory = Memory::new();
+        let source = memory.upload(&[0u32; 32]);
+        let out = if zeroed { memory.alloc_zeroed(256) } else { memory.alloc_poisoned(256) };
+        let params = [source.to_le_bytes(), out.to_le_bytes()].concat();
+        let options = Options { ahead: Some(ahead), ..Options::default() };
+        let size = Size { grid: [2, 1, 1], block: 32, shared_bytes: 0 };
+        module(body).launch_with("test", size, &params, &mut memory, options).map(|_| ())
+    };
+    for ahead in 0..2 {
+        launch(&format!("{body} {wait}"), true, ahead).unwrap_or_else(|error| panic!("{error}"));
+        let error = launch(&format!("{body} ld.global.b32 %r7, [%rd4];"), false, ahead).expect_err("a fault");
+        let fault = error.fault().unwrap_or_else(|| panic!("{error}"));
+        assert!(matches!(fault.cause, Cause::Unwritten { .. }) && fault.block == [ahead as u32, 0, 0], "{fault:?}");
+    }
+}
+
+#[test]
 fn a_copy_needs_its_wait() {
     let copy = format!("{WORD} cp.async.ca.shared.global [%r2], [%rd0], 4; cp.async.commit_group;");
     let load = "ld.shared.b32 %r4, [%r2]; st.global.b32 [%rd1], %r4;";

@@ -156,7 +156,7 @@ fn blocks(tiles: &AttentionTiles, cu_seqlens: &CuSeqlens) -> Vec<Range<usize>> {
     cu_seqlens.chunks().flat_map(of_chunk).collect()
 }
 
-/// The blocks of each chunk, among all [`blocks`] of a plan for exactly these chunks.
+/// The blocks of each chunk, among all of a plan for exactly these chunks.
 pub fn blocks_of_chunks(cu_seqlens: &CuSeqlens, num_heads: usize, target: &Target) -> Vec<Range<usize>> {
     let mut end = 0;
     let rows = bias_rows(&tiles_for(cu_seqlens, num_heads, target), cu_seqlens);

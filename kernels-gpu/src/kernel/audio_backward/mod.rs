@@ -16,6 +16,8 @@
 //! **Preconditions.** Those of `wgmma_gemm`, but its counters need not be zero; [`AudioBeside`]; head_dim 64; no chunk longer than `16
 //! row_tiles` rows (one that is counts as breaking a rule, see `chunks.rs`).
 //!
+//! **Rounding.** dA: bf16 operands, fp32 accumulation, then as `attention_short.rs`; the products as `wgmma_gemm`.
+//!
 //! **Ordering.** A block's threads meet, one of them counts the block as done (release); the producer and the rider of every block wait for all
 //! blocks (acquire) before they read what teams have written. The last of these waits sets both words of `done` back to zero.
 use core::arch::asm;
