@@ -370,7 +370,12 @@ impl Warp {
                 return true;
             }
             let landed = source_words(env, copy.source, copy.source_bytes).and_then(|words| {
-                env.shared.land_copy(Who { warp, lane: copy.lane, strong: false, asynchronous: false }, copy.destination, copy.bytes, &words)
+                env.shared.land_copy(
+                    Who { warp, lane: copy.lane, strong: false, asynchronous: false },
+                    copy.destination,
+                    copy.bytes,
+                    &words,
+                )
             });
             if let Err(cause) = landed {
                 fault = fault.or(Some(cause.on(lane)));

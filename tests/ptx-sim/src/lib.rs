@@ -10,6 +10,7 @@
 //!   together, and block barriers that some warps never come to;
 //! * two warps touching the same word of shared memory, one of them writing, with no barrier between, and a lane reading what another
 //!   lane of its warp wrote, with no `bar.warp.sync` between;
+//! * a bulk copy or a `wgmma` touching shared memory that threads wrote, with no `fence.proxy.async` between;
 //! * endless loops.
 //!
 //! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,

@@ -103,8 +103,8 @@ pub(super) fn wgmma_params(
 }
 
 /// All gradients of operation A, by the one launch of `plan`, whose capacity holds the chunks of `inputs`; `runs` times, so that what a run leaves
-/// behind meets another.
-pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: usize) -> Gradients {
+/// behind meets another. Block `ahead` runs ahead of the others, if one is given.
+pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: usize, ahead: Option<u64>) -> Gradients {
     let shape = *plan.shape();
     let row_tiles = plan.one_launch().expect("a plan of one launch");
     let num_chunks = plan.capacity().num_chunks;
@@ -208,7 +208,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         shared_bytes: wgmma::SMEM_BYTES as usize,
     };
     // A block that waits for what never comes is found soon.
-    let options = Options { max_warp_instructions: 200_000_000, ..Options::default() };
+    let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
     for _ in 0..runs {
         gpu.launch_with("audio_backward", size, &params, options);
     }
