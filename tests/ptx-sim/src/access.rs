@@ -226,6 +226,9 @@ impl Warp {
         let bytes = element.bytes * access.registers.len() as u32;
         let mut values = [[0; 4]; 32];
         for lane in lanes(mask) {
+            if access.read_only {
+                env.memory.read_only(addresses[lane], bytes).map_err(|cause| cause.on(lane))?;
+            }
             read(env, self.who(lane, access.strong), access.space, addresses[lane], bytes, &mut values[lane])
                 .map_err(|cause| cause.on(lane))?;
         }

@@ -144,6 +144,12 @@ pub enum Cause {
         /// Address of the 4-byte word.
         address: u64,
     },
+    /// A word that is read as read-only data and written in one launch, in either order.
+    #[error("global address {address:#x} is read by ld.global.nc and written in the same launch")]
+    NotReadOnly {
+        /// Address of the 4-byte word.
+        address: u64,
+    },
     /// A store into memory that kernels cannot write.
     #[error("write to {space} address {address:#x}, which is read-only")]
     ReadOnly {

@@ -203,6 +203,7 @@ impl Module {
         if shared_bytes > most {
             return wrong("shared_bytes", shared_bytes as u64, format!("at most {most}"));
         }
+        memory.begin_launch();
         Launch { module: self, entry, grid, threads, shared_bytes, params, memory, options }.run()
     }
 }

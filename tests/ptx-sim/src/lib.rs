@@ -11,6 +11,7 @@
 //! * two warps touching the same word of shared memory, one of them writing, with no barrier between, and a lane reading what another
 //!   lane of its warp wrote, with no `bar.warp.sync` between;
 //! * a bulk copy or a `wgmma` touching shared memory that threads wrote, with no `fence.proxy.async` between;
+//! * reading by `ld.global.nc` what the same launch writes;
 //! * endless loops.
 //!
 //! Not modelled: races in global memory, a lane overwriting what another lane of its warp reads, the order of weak memory, time. Not simulated: local memory,

@@ -42,10 +42,32 @@ macro_rules! elements {
 elements!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, half::f16, half::bf16);
 
 struct Allocation {
+    /// Address of the first byte.
+    address: u64,
     bytes: u64,
     words: Vec<AtomicU32>,
-    /// One bit for each byte of a word that was written; absent where all are.
-    written: Option<Vec<AtomicU8>>,
+    /// Of each word: [`WRITTEN`], [`STORED`], [`READ_ONLY`].
+    flags: Vec<AtomicU8>,
+}
+
+/// One bit for each byte of a word that was written.
+const WRITTEN: u8 = 0xf;
+/// This launch has written the word.
+const STORED: u8 = 0x10;
+/// This launch has read the word as data that no thread of it writes (`ld.global.nc`).
+const READ_ONLY: u8 = 0x20;
+
+impl Allocation {
+    /// Notes that bytes of words `word..word + words` were stored: `written` of each.
+    #[inline]
+    fn note_store(&self, word: usize, words: usize, written: u8) -> Result<(), Cause> {
+        for (i, flags) in self.flags[word..word + words].iter().enumerate() {
+            if flags.fetch_or(STORED | written, Relaxed) & READ_ONLY != 0 {
+                return Err(Cause::NotReadOnly { address: self.address + 4 * (word + i) as u64 });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The device's global memory: allocations that live as long as this value.
@@ -66,12 +88,14 @@ impl Memory {
 
     fn allocate(&mut self, bytes: usize, fill: u32, written: bool) -> u64 {
         let words = bytes.div_ceil(4);
+        let address = ((self.allocations.len() as u64 + 1) << ALLOCATION_SHIFT) + ALLOCATION_OFFSET;
         self.allocations.push(Allocation {
+            address,
             bytes: bytes as u64,
             words: (0..words).map(|_| AtomicU32::new(fill)).collect(),
-            written: (!written).then(|| (0..words).map(|_| AtomicU8::new(0)).collect()),
+            flags: (0..words).map(|_| AtomicU8::new(if written { WRITTEN } else { 0 })).collect(),
         });
-        ((self.allocations.len() as u64) << ALLOCATION_SHIFT) + ALLOCATION_OFFSET
+        address
     }
 
     /// Allocates `bytes` bytes that nobody has written: a kernel or host that reads one before it is written fails. They hold a NaN
@@ -127,9 +151,7 @@ impl Memory {
         let (allocation, start) = self.host_range(address, bytes)?;
         let mut raw = Vec::with_capacity(bytes);
         for offset in start..start + bytes {
-            if let Some(written) = &allocation.written
-                && written[offset / 4].load(Relaxed) >> (offset % 4) & 1 == 0
-            {
+            if allocation.flags[offset / 4].load(Relaxed) >> (offset % 4) & 1 == 0 {
                 let address = address + (offset - start) as u64;
                 return Err(Error::HostAccess { address, bytes, reason: "never written" });
             }
@@ -144,12 +166,27 @@ impl Memory {
     /// [`Error::HostAccess`] if they are not inside one allocation.
     pub fn written_bytes(&self, address: u64, bytes: usize) -> Result<usize, Error> {
         let (allocation, start) = self.host_range(address, bytes)?;
-        Ok(match &allocation.written {
-            None => bytes,
-            Some(written) => (start..start + bytes)
-                .filter(|offset| written[offset / 4].load(Relaxed) >> (offset % 4) & 1 == 1)
-                .count(),
-        })
+        let written = |offset: &usize| allocation.flags[offset / 4].load(Relaxed) >> (offset % 4) & 1 == 1;
+        Ok((start..start + bytes).filter(written).count())
+    }
+
+    /// A launch begins: what others stored or read as read-only no longer counts.
+    pub(crate) fn begin_launch(&mut self) {
+        for flags in self.allocations.iter_mut().flat_map(|allocation| &mut allocation.flags) {
+            *flags.get_mut() &= WRITTEN;
+        }
+    }
+
+    /// Up to 16 bytes are about to be read as data that no thread of the launch writes.
+    pub(crate) fn read_only(&self, address: u64, bytes: u32) -> Result<(), Cause> {
+        let (allocation, offset) = self.checked(address, bytes)?;
+        let word = offset as usize / 4;
+        for (i, flags) in allocation.flags[word..word + bytes.div_ceil(4) as usize].iter().enumerate() {
+            if flags.fetch_or(READ_ONLY, Relaxed) & STORED != 0 {
+                return Err(Cause::NotReadOnly { address: (address & !3) + 4 * i as u64 });
+            }
+        }
+        Ok(())
     }
 
     /// Reads up to 16 bytes, a power of two of them, into words; fewer than four into the low end of the first.
@@ -157,12 +194,10 @@ impl Memory {
     pub(crate) fn read(&self, address: u64, bytes: u32, out: &mut [u32; 4]) -> Result<(), Cause> {
         let (allocation, offset) = self.checked(address, bytes)?;
         let word = offset as usize / 4;
-        if let Some(written) = &allocation.written {
-            let need = if bytes < 4 { ((1 << bytes) - 1) << (offset % 4) } else { 0xf };
-            for (i, flags) in written[word..word + bytes.div_ceil(4) as usize].iter().enumerate() {
-                if flags.load(Relaxed) & need != need {
-                    return Err(Cause::Unwritten { space: Space::Global, address: (address & !3) + 4 * i as u64 });
-                }
+        let need = if bytes < 4 { ((1 << bytes) - 1) << (offset % 4) } else { WRITTEN };
+        for (i, flags) in allocation.flags[word..word + bytes.div_ceil(4) as usize].iter().enumerate() {
+            if flags.load(Relaxed) & need != need {
+                return Err(Cause::Unwritten { space: Space::Global, address: (address & !3) + 4 * i as u64 });
             }
         }
         if bytes < 4 {
@@ -187,18 +222,12 @@ impl Memory {
             // The closure always returns a value, so the update cannot fail.
             let _ = allocation.words[word]
                 .fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | values[0] << shift & mask));
-            if let Some(written) = &allocation.written {
-                written[word].fetch_or(((1u8 << bytes) - 1) << (offset % 4), Relaxed);
-            }
-            return Ok(());
+            return allocation.note_store(word, 1, ((1u8 << bytes) - 1) << (offset % 4));
         }
         for (value, place) in values.iter().zip(&allocation.words[word..word + bytes as usize / 4]) {
             place.store(*value, Relaxed);
         }
-        if let Some(written) = &allocation.written {
-            written[word..word + bytes as usize / 4].iter().for_each(|flags| flags.store(0xf, Relaxed));
-        }
-        Ok(())
+        allocation.note_store(word, bytes as usize / 4, WRITTEN)
     }
 
     /// Replaces a 4- or 8-byte value by what `f` makes of it, atomically; returns the old value.
@@ -207,8 +236,9 @@ impl Memory {
         self.read(address, bytes, &mut out)?;
         if bytes == 4 {
             let (allocation, offset) = self.checked(address, bytes)?;
-            let word = &allocation.words[offset as usize / 4];
-            let old = word.fetch_update(Relaxed, Relaxed, |old| Some(f(old as u64) as u32));
+            let word = offset as usize / 4;
+            allocation.note_store(word, 1, WRITTEN)?;
+            let old = allocation.words[word].fetch_update(Relaxed, Relaxed, |old| Some(f(old as u64) as u32));
             return Ok(old.unwrap_or_default() as u64);
         }
         let _guard = self.pair.lock();

@@ -74,6 +74,8 @@ pub(crate) struct Access {
     pub address: Address,
     /// volatile, relaxed, acquire or release: takes part in synchronisation.
     pub strong: bool,
+    /// `ld.global.nc`: nothing writes the data during the launch.
+    pub read_only: bool,
 }
 
 /// Operation of `atom` and `red`.

@@ -290,6 +290,18 @@ fn bulk_additions_read_shared_memory_until_the_wait() {
 }
 
 #[test]
+fn read_only_data_is_not_written_in_the_same_launch() {
+    let written = "st.global.b32 [%rd0], %r1;";
+    assert!(matches!(cause(&format!("{written} ld.global.nc.b32 %r2, [%rd0];"), 32), Cause::NotReadOnly { .. }));
+    assert!(matches!(cause(&format!("ld.global.nc.b32 %r2, [%rd0]; {written}"), 32), Cause::NotReadOnly { .. }));
+    assert!(matches!(
+        cause("ld.global.nc.b32 %r2, [%rd0]; atom.global.add.u32 %r3, [%rd0], 1;", 32),
+        Cause::NotReadOnly { .. }
+    ));
+    assert_eq!(run("ld.global.nc.b32 %r2, [%rd0]; st.global.b32 [%rd1], %r2;", &[5; 32]), [5; 32]);
+}
+
+#[test]
 fn what_is_not_known_is_refused_with_its_line() {
     let parse = |statement: &str| {
         let text = format!(".version 7.0\n.entry e()\n{{\n.reg .b32 %r<4>;\n{statement}\nret;\n}}");

@@ -9,7 +9,7 @@ use crate::convert::Type;
 use crate::error::Space;
 use crate::op::{Access, AsyncCopy, Atomic, AtomicOp, Element, Op};
 
-const CACHE_HINTS: [&str; 24] = [
+const CACHE_HINTS: [&str; 23] = [
     "ca",
     "cg",
     "cs",
@@ -17,7 +17,6 @@ const CACHE_HINTS: [&str; 24] = [
     "cv",
     "wb",
     "wt",
-    "nc",
     "L1::evict_normal",
     "L1::evict_unchanged",
     "L1::evict_first",
@@ -75,6 +74,7 @@ fn access<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
     let ty = st.take_last();
     let space = space(&mut st);
     take_hints(&mut st);
+    let read_only = st.take("nc");
     let acquires = st.modifiers.contains(&"acquire");
     let strong = st.take_one_of(&ORDERS).is_some();
     st.take_one_of(&SCOPES);
@@ -106,7 +106,7 @@ fn access<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Erro
     }
     let address = body.address(&st.operands[address])?;
     let element = Element { bytes: ty.bits() / 8, signed: ty.is_signed() };
-    body.emit(Op::Access(Box::new((store, Access { space, element, registers, address, strong }))));
+    body.emit(Op::Access(Box::new((store, Access { space, element, registers, address, strong, read_only }))));
     if acquires {
         // Probably one of a loop that waits for others.
         body.emit(Op::Yield);
