@@ -44,7 +44,8 @@ impl WorkspaceLayout {
     }
 }
 
-/// Scratch memory of an operation on a GPU: serves one run at a time, and runs that follow each other on one stream.
+/// Scratch memory of an operation on a GPU: serves one run at a time, and runs that follow each other on one stream. A workspace that two runs
+/// have used at once is of no more use, not even for later runs: its state stays wrong.
 #[derive(Debug)]
 pub struct Workspace {
     address: u64,
@@ -70,7 +71,8 @@ impl Workspace {
         Ok(Workspace { address, bytes, device, state: state(gpu)?, _memory: Some(memory) })
     }
 
-    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content. Allocates 256 bytes of its own.
+    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content. Allocates 256 bytes of its own, so a graph
+    /// that captured a run with it must not be launched once this value is gone, even if the memory is still there.
     ///
     /// # Errors
     /// [`Error::Gpu`]: out of memory.

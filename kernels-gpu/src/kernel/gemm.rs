@@ -45,7 +45,7 @@ use crate::params::{GemmParams, MAX_SEGMENTS, Major, OutputType, Product};
 use crate::ptx::convert::{bf16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait, cp_async16};
 use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, mma_f16};
-use crate::ptx::memory::{ldg32_or, ldg32_s32, ldg128_own_or_zero, stg64_if, stg128_if};
+use crate::ptx::memory::{ldg32_or, ldg32_s32, ldg128_written_or_zero, stg64_if, stg128_if};
 use crate::ptx::sync::{shfl_xor, tid_again};
 use crate::schedule::grouped::{Tile, segment_blocks, segment_of_block, split_start, tile_of_block, tiles_m, tiles_n};
 use crate::tile::gemm_tile::{
@@ -601,7 +601,7 @@ unsafe fn store<const BF16: bool, const PROMOTED: bool>(
                 let mut before = [[0u32; 4]; PAIRS];
                 for (j, before) in before.iter_mut().enumerate().filter(|_| PROMOTED) {
                     let source = output.c.wrapping_add(4 * at(h, j) as usize);
-                    *before = ldg128_own_or_zero(source, promoted && inside(h, j));
+                    *before = ldg128_written_or_zero(source, promoted && inside(h, j));
                 }
                 let scale = if output.scaled { product.row_scale(row(h).min(output.m - 1)) } else { (1.0, 1.0) };
                 for (j, pair) in sums.iter().enumerate() {

@@ -236,12 +236,13 @@ pub unsafe fn ldg32_or(p: *const i32, ok: bool, otherwise: u32) -> u32 {
     r
 }
 
-/// `ld.global.v4.b32` where `ok`, zeros elsewhere: data that this thread, or work before this launch, wrote.
+/// `ld.global.v4.b32` where `ok`, zeros elsewhere: data that this launch may have written.
 ///
 /// # Safety
-/// If `ok`, `p` is 16-byte aligned and points to 16 readable bytes that no other thread writes.
+/// If `ok`, `p` is 16-byte aligned and points to 16 readable bytes; every write to them is by this thread, ordered before it, or ordered after
+/// it.
 #[inline(always)]
-pub unsafe fn ldg128_own_or_zero(p: *const u8, ok: bool) -> [u32; 4] {
+pub unsafe fn ldg128_written_or_zero(p: *const u8, ok: bool) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: as the caller promises.
     unsafe {

@@ -30,7 +30,8 @@ use crate::config::audio_backward::TEAM_ROW_TILES;
 use crate::config::wgmma as config;
 use crate::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
-    atomic_add, ctaid_again, fence_proxy_async, ld_acquire, prefetch_tensormap_if, red_add_release_if,
+    atomic_add, ctaid_again, fence_proxy_async, fence_proxy_async_shared, ld_acquire, prefetch_tensormap_if,
+    red_add_release_if,
 };
 use crate::ptx::memory::stg32_if;
 
@@ -70,12 +71,20 @@ impl Entry for AudioBackward {
     }
 
     #[inline(always)]
-    unsafe fn wait_for_operands(counts: bool) {
-        // SAFETY: the words only count during the launch; the last of the two waits of each block is the last access to them.
+    unsafe fn wait_for_operands() {
+        // SAFETY: the word only counts up until all have waited.
         unsafe {
             let done = (*Self::params()).beside.done;
             while ld_acquire(done) < grid_dim_x() {}
             fence_proxy_async();
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn has_waited(counts: bool) {
+        // SAFETY: the last of the two waits of each block is the last access to the words.
+        unsafe {
+            let done = (*Self::params()).beside.done;
             if counts && atomic_add(done.wrapping_add(1), 1) == 2 * grid_dim_x() - 1 {
                 stg32_if(true, done.cast(), 0);
                 stg32_if(true, done.wrapping_add(1).cast(), 0);
@@ -103,7 +112,7 @@ pub unsafe fn audio_backward(params: WgmmaParams<AudioBeside>) {
             _ => team::work::<8, 32>(&params.beside.attention),
         }
         // The teams' shared memory becomes the ring's.
-        fence_proxy_async();
+        fence_proxy_async_shared();
         sync_threads();
         red_add_release_if(thread_idx_x() == 0, params.beside.done, 1);
         roles::<AudioBackward>();

@@ -9,6 +9,7 @@ use crate::ptx::hopper::{
     fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin,
     tma_load_2d_if, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_commit, wgmma_fence, wgmma_wait,
 };
+use crate::ptx::sync::warp_sync;
 use crate::tile::descriptor::{descriptor, k16_step};
 use crate::tile::layout::ROW_BYTES;
 
@@ -83,6 +84,8 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
     pub unsafe fn fill(&mut self, item: Item, first: u32, end: u32) {
         let maps = AudioBackward::maps();
         let fills = thread_idx_x() % 32 == 0;
+        // SAFETY: the whole warp is here. The other lanes come after the one that may have initialised the mbarriers.
+        unsafe { warp_sync() };
         for block in first..end {
             let k = block * STAGE_K;
             let (at, full) = (self.at(), self.full());

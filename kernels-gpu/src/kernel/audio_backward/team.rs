@@ -33,7 +33,7 @@ use crate::kernel::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load
 use crate::params::AttentionParams;
 use crate::ptx::convert::{f16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
-use crate::ptx::hopper::{ctaid_again, fence_proxy_async, named_barrier};
+use crate::ptx::hopper::{ctaid_again, fence_proxy_async_shared, named_barrier};
 use crate::ptx::matrix::stmatrix_x4_trans;
 use crate::ptx::memory::{lds64, sts32_if};
 use crate::ptx::sync::tid_again;
@@ -189,7 +189,7 @@ unsafe fn pass<const ROW_TILES: usize>(params: &AttentionParams, work: Work, rin
     unsafe {
         let item = Item { start: work.start, head: work.head };
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
-        fence_proxy_async();
+        fence_proxy_async_shared();
         ring.fill(item, 0, first);
         // The others multiply after the first two barriers only.
         for _ in 0..2 {
@@ -230,7 +230,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
         cp_async_commit();
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
         if warp == producer {
-            fence_proxy_async();
+            fence_proxy_async_shared();
             ring.fill(item, 0, first);
         }
 

@@ -94,12 +94,18 @@ pub(super) trait Entry {
     const CONVERTS: bool = Self::Beside::CONVERTS;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams<Self::Beside>;
-    /// Waits until this launch has computed what the products, and the rider, read. One of the threads that call it together `counts`.
+    /// Waits until this launch has computed what the products, and the rider, read.
     ///
     /// # Safety
-    /// The producer thread, and the rider's warp: once each.
+    /// The producer thread, and all lanes of the rider's warp: once each.
     #[inline(always)]
-    unsafe fn wait_for_operands(_counts: bool) {}
+    unsafe fn wait_for_operands() {}
+    /// The producer, or the rider, will not wait again: one thread of those that waited together `counts`.
+    ///
+    /// # Safety
+    /// Once after [`Entry::wait_for_operands`], when all the threads that waited together have come through.
+    #[inline(always)]
+    unsafe fn has_waited(_counts: bool) {}
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
@@ -246,7 +252,8 @@ pub(super) unsafe fn roles<E: Entry>() {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             if t == 0 {
                 let k_limit = producer::load_k_limit::<E>();
-                E::wait_for_operands(true);
+                E::wait_for_operands();
+                E::has_waited(true);
                 producer::produce_list::<E>(ring, k_limit);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
