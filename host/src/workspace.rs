@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Buffer, Gpu, Stream};
 
 /// Alignment of every region in bytes: what TMA and 16-byte accesses need, with room to spare.
 const ALIGN: u64 = 256;
@@ -17,11 +17,21 @@ pub struct Region {
     pub bytes: u64,
 }
 
+/// Where every workspace has the words that are zero between runs: how blocks of a launch tell each other what is done.
+const STATE: Region = Region { offset: 0, bytes: ALIGN };
+
 /// Regions of a workspace, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceLayout {
     regions: Vec<(&'static str, Region)>,
     bytes: u64,
+}
+
+impl Default for WorkspaceLayout {
+    /// The state alone.
+    fn default() -> Self {
+        WorkspaceLayout { regions: vec![("state", STATE)], bytes: STATE.bytes }
+    }
 }
 
 impl WorkspaceLayout {
@@ -51,14 +61,9 @@ pub struct Workspace {
     address: u64,
     bytes: u64,
     device: usize,
-    /// Words that are zero between runs: how blocks of a launch tell each other what is done. Not part of the workspace's bytes.
-    state: Buffer<u32>,
     /// `None` if the memory is somebody else's.
-    _memory: Option<Buffer<u8>>,
+    memory: Option<Buffer<u8>>,
 }
-
-/// Words of a workspace's state.
-const STATE_WORDS: usize = 64;
 
 impl Workspace {
     /// Allocates a workspace of `bytes` bytes, such as a plan's [`WorkspaceLayout::bytes`].
@@ -68,20 +73,21 @@ impl Workspace {
     pub fn allocate(gpu: &Gpu, bytes: u64) -> Result<Workspace, Error> {
         let memory = Buffer::uninit(gpu, "the workspace", bytes as usize)?;
         let (address, device) = (memory.address(), gpu.index());
-        Ok(Workspace { address, bytes, device, state: state(gpu)?, _memory: Some(memory) })
+        let stream = Stream::legacy_default(gpu);
+        // SAFETY: inside the allocation, which nothing uses yet.
+        unsafe { stream.fill(address, 0, STATE.bytes.min(bytes) as usize)? };
+        stream.synchronize()?;
+        Ok(Workspace { address, bytes, device, memory: Some(memory) })
     }
 
-    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content. Allocates 256 bytes of its own, so a graph
-    /// that captured a run with it must not be launched once this value is gone, even if the memory is still there.
-    ///
-    /// # Errors
-    /// [`Error::Gpu`]: out of memory.
+    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content: it may change between runs. A run that
+    /// needs zeros there begins with a memset, which one in a workspace of [`Workspace::allocate`] does without.
     ///
     /// # Safety
-    /// `address` is a device address on `gpu` with `bytes` bytes behind it that nothing else uses while work that was given this workspace
-    /// runs.
-    pub unsafe fn foreign(gpu: &Gpu, address: u64, bytes: u64) -> Result<Workspace, Error> {
-        Ok(Workspace { address, bytes, device: gpu.index(), state: state(gpu)?, _memory: None })
+    /// `address` is a device address on GPU `device` with `bytes` bytes behind it that nothing else uses while work that was given this
+    /// workspace runs.
+    pub unsafe fn foreign(address: u64, bytes: u64, device: usize) -> Workspace {
+        Workspace { address, bytes, device, memory: None }
     }
 
     /// Size in bytes.
@@ -100,20 +106,27 @@ impl Workspace {
         Ok(())
     }
 
-    /// Device address of `STATE_WORDS` words that are zero between runs.
+    /// Device address of 64 words that every run which changes them leaves zero.
     pub(crate) fn state(&self) -> u64 {
-        self.state.address()
+        self.at(STATE)
+    }
+
+    /// Enqueues what makes the state zero, unless it is.
+    ///
+    /// # Safety
+    /// [`Workspace::check`] has found room for a layout, and nothing else uses the workspace until the work enqueued has ended.
+    pub(crate) unsafe fn zero_state(&self, stream: &Stream) -> Result<(), Error> {
+        if self.memory.is_none() {
+            // SAFETY: every layout begins with the state; else as the caller promises.
+            unsafe { stream.fill(self.state(), 0, STATE.bytes as usize)? };
+        }
+        Ok(())
     }
 
     /// Device address of a region.
     pub(crate) fn at(&self, region: Region) -> u64 {
         self.address + region.offset
     }
-}
-
-/// The state of a new workspace.
-fn state(gpu: &Gpu) -> Result<Buffer<u32>, Error> {
-    Ok(Buffer::from_slice(gpu, "the state of a workspace", &[0; STATE_WORDS])?)
 }
 
 /// `bytes` with a binary unit.
@@ -150,6 +163,7 @@ mod tests {
             assert!(pair[0].offset + pair[0].bytes <= pair[1].offset);
         }
         assert!(regions.iter().all(|r| r.offset % ALIGN == 0 && r.offset + r.bytes <= layout.bytes()));
-        assert_eq!(layout.bytes(), 256 + 256 + 512);
+        assert!(regions.iter().all(|r| r.offset >= STATE.offset + STATE.bytes));
+        assert_eq!(layout.bytes(), 256 + 256 + 256 + 512);
     }
 }

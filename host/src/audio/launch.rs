@@ -112,7 +112,10 @@ impl Backward {
             (Attention::OneLaunch(one_launch), PreparedGemm::Hopper { params, counters: (_, bytes) }) => {
                 let params = one_launch.prepare(inputs, (params, *bytes), attention, workspace.state())?;
                 // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work.
-                unsafe { one_launch.launch(stream, &params) }
+                unsafe {
+                    workspace.zero_state(stream)?;
+                    one_launch.launch(stream, &params)
+                }
             }
             (Attention::Separate(separate), _) => {
                 let SeparateAttention { d_attn_gemm, kernels, flash } = &**separate;

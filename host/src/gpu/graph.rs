@@ -46,9 +46,8 @@ impl Graph {
     /// [`GpuError::Driver`].
     ///
     /// # Safety
-    /// What held for the captured work holds now: memory that it reads and writes is still allocated, the [`crate::Workspace`] values that it was
-    /// given still exist, and nothing of it is written by other work until it has ended: two graphs (or two launches of one, on two streams)
-    /// that share a workspace follow each other.
+    /// What held for the captured work holds now: memory that it reads and writes is still allocated, and is not written by other work
+    /// until it has ended. So two graphs, or two launches of one on two streams, that share a workspace follow each other.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), GpuError> {
         let _current = self.gpu.make_current()?;
         // SAFETY: graph and stream are alive, and `&mut self` keeps other threads out; the caller answers for the memory.

@@ -173,10 +173,15 @@ fn a_workspace_that_does_not_do_is_named_with_what_is_needed() {
         let tensors = audio_tensors::Inputs::upload(&gpu.gpu, &inputs);
         let bytes = operation.plan().workspace().bytes();
         let outputs = audio_tensors::Outputs::new(&gpu.gpu, operation.plan().shape(), bytes);
-        let address = outputs.guarded.address(9);
-        for (address, bytes_found) in [(address, bytes - 1), (address, 0), (address + 16, bytes)] {
+        let (address, device) = (outputs.guarded.address(9), gpu.gpu.index());
+        for (address, bytes_found, device) in [
+            (address, bytes - 1, device),
+            (address, 0, device),
+            (address + 16, bytes, device),
+            (address, bytes, device + 1),
+        ] {
             // SAFETY: it is refused: nothing writes it.
-            let mut workspace = unsafe { Workspace::foreign(&gpu.gpu, address, bytes_found).unwrap() };
+            let mut workspace = unsafe { Workspace::foreign(address, bytes_found, device) };
             let error = operation.run(&stream, &tensors.views(), &mut outputs.views(), &mut workspace).unwrap_err();
             let text = error.to_string();
             assert!(matches!(&error, Error::Layout { tensor, .. } if tensor == "workspace"), "{text}");

@@ -13,7 +13,7 @@ use attn_backward_tests::strategies::cu_seqlens_of;
 use crate::child;
 use crate::guarded::{audio_tensors, cross_tensors};
 
-/// Operation A with T = 4000 in chunks of mixed lengths.
+/// Operation A; [`Audio::new`]: T = 4000 in chunks of mixed lengths.
 struct Audio {
     operation: audio::Backward,
     tensors: audio_tensors::Inputs,
@@ -26,10 +26,14 @@ impl Audio {
         let inputs = audio_of(1, 4, cu_seqlens_of(&chunk_lens, 0));
         let shape = inputs.shape().unwrap();
         assert_eq!(shape.total_seq_len, 4000);
-        let plan = audio::Plan::new(&shape, &inputs.cu_seqlens, &gpu.target(module)).unwrap();
+        Audio::of(gpu, &inputs, audio::Plan::new(&shape, &inputs.cu_seqlens, &gpu.target(module)).unwrap())
+    }
+
+    fn of(gpu: &TestGpu, inputs: &audio::Inputs, plan: audio::Plan) -> Audio {
         let operation = audio::Backward::new(&gpu.gpu, plan).unwrap();
-        let outputs = audio_tensors::Outputs::new(&gpu.gpu, &shape, operation.plan().workspace().bytes());
-        Audio { operation, tensors: audio_tensors::Inputs::upload(&gpu.gpu, &inputs), outputs }
+        let bytes = operation.plan().workspace().bytes();
+        let outputs = audio_tensors::Outputs::new(&gpu.gpu, operation.plan().shape(), bytes);
+        Audio { operation, tensors: audio_tensors::Inputs::upload(&gpu.gpu, inputs), outputs }
     }
 
     fn run(&self, stream: &Stream) {
@@ -145,6 +149,35 @@ fn a_graphs_replay_gives_the_bits_of_a_direct_run() {
             // SAFETY: all that the captured work uses is alive, and used by nothing else.
             unsafe { graph.launch(&stream) }.unwrap();
             assert!((audio.bits(&stream), cross.bits(&stream)) == direct, "replay {replay} differs");
+        }
+    });
+}
+
+#[test]
+fn thousands_of_replays_of_short_chunks_give_the_same_bits() {
+    on_each_module(|gpu, module| {
+        let stream = Stream::new(&gpu.gpu).unwrap();
+        // Operation A in one launch on Hopper, which leaves words behind for the next.
+        let inputs = audio_of(3, 4, cu_seqlens_of(&[104, 1, 0, 33, 64, 128], 0));
+        let plan = audio::Plan::new(&inputs.shape().unwrap(), &inputs.cu_seqlens, &gpu.target(module)).unwrap();
+        assert_eq!(plan.one_launch().is_some(), module == ModuleKind::Hopper);
+        let audio = Audio::of(gpu, &inputs, plan);
+        audio.run(&stream);
+        let direct = audio.bits(&stream);
+        let bytes = audio.operation.plan().workspace().bytes();
+        let mut workspace = Workspace::allocate(&gpu.gpu, bytes).unwrap();
+        for foreign in [true, false] {
+            let workspace = if foreign { &mut audio.outputs.workspace() } else { &mut workspace };
+            let (inputs, mut gradients) = (audio.tensors.views(), audio.outputs.views());
+            let run = || audio.operation.run(&stream, &inputs, &mut gradients, workspace);
+            let mut graph = Graph::capture(&stream, run).unwrap();
+            for replay in 0..2000 {
+                // SAFETY: all that the captured work uses is alive, and used by nothing else.
+                unsafe { graph.launch(&stream) }.unwrap();
+                if replay % 100 == 99 {
+                    assert!(audio.bits(&stream) == direct, "foreign workspace: {foreign}, replay {replay} differs");
+                }
+            }
         }
     });
 }

@@ -145,7 +145,7 @@ fn fault_in(module: ModuleKind) {
     let tensors = audio_tensors::Inputs::upload(&gpu, &inputs);
     let outputs = audio_tensors::Outputs::new(&gpu, &shape, 0);
     // SAFETY: there is no such memory, which is what this is about: the fault ends this process's use of the GPU.
-    let mut nowhere = unsafe { Workspace::foreign(&gpu, 1 << 16, operation.plan().workspace().bytes()).unwrap() };
+    let mut nowhere = unsafe { Workspace::foreign(1 << 16, operation.plan().workspace().bytes(), 0) };
     let mut run = || -> Result<(), Error> {
         operation.run(&stream, &tensors.views(), &mut outputs.views(), &mut nowhere)?;
         Ok(stream.synchronize()?)

@@ -177,7 +177,7 @@ macro_rules! operation {
             pub struct Outputs {
                 pub guarded: Guarded,
                 shape: Shape,
-                gpu: Gpu,
+                device: usize,
             }
 
             impl Outputs {
@@ -187,7 +187,7 @@ macro_rules! operation {
                         ($shape).into_dimension().size() * size_of::<$element>()
                     },)*];
                     sizes.push(workspace_bytes as usize);
-                    Outputs { guarded: Guarded::new(gpu, &sizes), shape: *shape, gpu: gpu.clone() }
+                    Outputs { guarded: Guarded::new(gpu, &sizes), shape: *shape, device: gpu.index() }
                 }
 
                 pub fn views(&self) -> DeviceGradients<'_> {
@@ -198,8 +198,7 @@ macro_rules! operation {
                         // SAFETY: the place holds the tensor, nothing else uses it, and tests wait for their work.
                         unsafe {
                             let address = self.guarded.address($index);
-                            let device = self.gpu.index();
-                            TensorViewMut::foreign(address, dtype, shape.slice(), &strides(shape.slice()), device)
+                            TensorViewMut::foreign(address, dtype, shape.slice(), &strides(shape.slice()), self.device)
                         }
                     },)* }
                 }
@@ -209,7 +208,7 @@ macro_rules! operation {
                     // SAFETY: the place is the workspace's alone.
                     unsafe {
                         let (address, bytes) = (self.guarded.address(index), self.guarded.bytes(index) as u64);
-                        Workspace::foreign(&self.gpu, address, bytes).unwrap()
+                        Workspace::foreign(address, bytes, self.device)
                     }
                 }
 
