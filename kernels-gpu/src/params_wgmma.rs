@@ -144,12 +144,12 @@ pub struct Conversion {
 }
 const _: () = assert!(size_of::<Conversion>() == 216);
 
-/// Tensor maps of `audio_backward` beside those of the products, the last two: out_weight, bf16 `[d_model, d_model]`, boxes of 64 columns by
+/// Tensor maps of `audio_backward_*` beside those of the products, the last two: out_weight, bf16 `[d_model, d_model]`, boxes of 64 columns by
 /// `config::audio_backward::STAGE_K` rows, and grad_output, bf16 `[total_seq_len, d_model]`, boxes of `STAGE_K` columns by as many rows as a team
 /// has.
 pub const FIRST_AUDIO_MAP: usize = MAX_TENSOR_MAPS - 2;
 
-/// What `audio_backward` does beside its products.
+/// What `audio_backward_*` does beside its products.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AudioBeside {
@@ -161,14 +161,14 @@ pub struct AudioBeside {
     pub done: *mut u32,
     /// Words of `WgmmaParams::counters`, which this launch zeroes itself.
     pub num_counters: u32,
-    /// Rows of a team in 16-row tiles, one of `TEAM_ROW_TILES`.
-    pub row_tiles: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 const _: () = assert!(size_of::<AudioBeside>() == 288);
 const _: () = assert!(core::mem::offset_of!(AudioBeside, rider) == 0); // read as a `Rider` where that is all that matters
 
 /// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels, (`B` = [`AudioBeside`]) of
-/// `audio_backward`.
+/// `audio_backward_*`.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
 pub struct WgmmaParams<B = Rider> {

@@ -28,7 +28,7 @@ fn host_bytes(entry: &str) -> usize {
         name if name.starts_with("wgmma_") => size_of::<WgmmaParams>(),
         name if name.starts_with("attention_flash_") => size_of::<FlashParams>(),
         name if name.starts_with("attention_") => size_of::<AttentionParams>(),
-        "audio_backward" => size_of::<WgmmaParams<AudioBeside>>(),
+        name if name.starts_with("audio_backward_") => size_of::<WgmmaParams<AudioBeside>>(),
         name if name.starts_with("cross_wgmma_") => size_of::<WgmmaParams<Conversion>>(),
         name if name.starts_with("cross_convert_") => size_of::<CrossConvertParams>(),
         name => panic!("no host struct is known for entry {name}"),

@@ -1,4 +1,4 @@
-//! Operation A in one launch, `audio_backward`: on Hopper, where no chunk is longer than a short kernel takes.
+//! Operation A in one launch, `audio_backward_*`: on Hopper, where no chunk is longer than a short kernel takes.
 use attn_backward_kernels::config::{attention, audio_backward as config, wgmma};
 use attn_backward_kernels::params::AttentionParams;
 use attn_backward_kernels::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, WgmmaParams};
@@ -9,8 +9,15 @@ use crate::gpu::{
 };
 use crate::{Error, Target};
 
-/// Name of the kernel.
-pub(super) const KERNEL: &str = "audio_backward";
+/// Name of the kernel for teams of `row_tiles` row tiles, one of `TEAM_ROW_TILES`.
+pub(super) fn kernel_name(row_tiles: u32) -> &'static str {
+    const { assert!(matches!(config::TEAM_ROW_TILES, [4, 5, 8])) };
+    match row_tiles {
+        4 => "audio_backward_64",
+        5 => "audio_backward_80",
+        _ => "audio_backward_128",
+    }
+}
 
 /// (chunk, head) items that a team takes at most: with more of them the attention kernel of its own, which has more blocks on an SM, saves more than
 /// the launches cost. Estimated, not measured.
@@ -42,9 +49,10 @@ impl OneLaunch {
     /// # Errors
     /// [`GpuError::CooperativeGrid`] if the plan is for more SMs than the GPU has; errors of the driver.
     pub fn new(gpu: &Gpu, plan: &Plan, row_tiles: u32) -> Result<OneLaunch, Error> {
+        let name = kernel_name(row_tiles);
         let (blocks, available) = (plan.target().num_sms, gpu.properties().num_sms as usize);
         if blocks > available {
-            return Err(GpuError::CooperativeGrid { kernel: KERNEL, blocks, available }.into());
+            return Err(GpuError::CooperativeGrid { kernel: name, blocks, available }.into());
         }
         let config = LaunchConfig {
             grid: [blocks as u32, 1, 1],
@@ -52,7 +60,7 @@ impl OneLaunch {
             shared_bytes: wgmma::SMEM_BYTES,
             launch: Launch::Cooperative,
         };
-        let kernel = gpu.kernel(plan.target().module, KERNEL)?;
+        let kernel = gpu.kernel(plan.target().module, name)?;
         Ok(OneLaunch { gpu: gpu.clone(), kernel, config, row_tiles })
     }
 
@@ -87,7 +95,7 @@ impl OneLaunch {
             attention,
             done: done as *mut u32,
             num_counters: (counter_bytes / 4) as u32,
-            row_tiles: self.row_tiles,
+            reserved: 0,
         };
         let mut params = gemm.with_beside(beside);
         params.maps[FIRST_AUDIO_MAP] =

@@ -174,8 +174,8 @@ impl Plan {
 
     /// Every launch of a run, in order, and what is particular about it.
     fn launches(&self) -> Vec<String> {
-        if self.one_launch().is_some() {
-            return vec![one_launch::KERNEL.into()];
+        if let Some(row_tiles) = self.one_launch() {
+            return vec![one_launch::kernel_name(row_tiles).into()];
         }
         let mut launches = Vec::new();
         launches.extend(self.d_attn_gemm.iter().flat_map(GemmPlan::kernels).map(String::from));
@@ -247,10 +247,12 @@ mod tests {
 
     #[test]
     fn a_hopper_run_is_one_launch_and_no_memset() {
-        for tokens in [128, 373, 997, 1280] {
-            let launches = plan(ModuleKind::Hopper, tokens, 64, 0).launches();
+        for (tokens, len, kernel) in
+            [(1280, 64, "audio_backward_64"), (373, 75, "audio_backward_80"), (128, 128, "audio_backward_128")]
+        {
+            let launches = plan(ModuleKind::Hopper, tokens, len, 0).launches();
             let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
-            assert_eq!(names, ["audio_backward"], "{tokens}");
+            assert_eq!(names, [kernel]);
         }
     }
 

@@ -1,4 +1,4 @@
-//! `audio_backward` (operation A on sm_90a): teams of warps that work on a (chunk, head) each, ahead of the products.
+//! `audio_backward_*` (operation A on sm_90a): teams of warps that work on a (chunk, head) each, ahead of the products.
 use super::attention::{HEAD_DIM, score_pitch_bytes, short_rows};
 use super::wgmma::FULL_OFFSET;
 

@@ -1,4 +1,4 @@
-//! What a team of warps does with its (chunk, head), phase by phase: common to the `attention_short_*` kernels and to `audio_backward`.
+//! What a team of warps does with its (chunk, head), phase by phase: common to the `attention_short_*` kernels and to `audio_backward_*`.
 //!
 //! Formula, rounding and the roles of the warps are in `attention_short.rs`; each kernel's head has its own map of shared memory. Every
 //! phase is a collective of the team: warp w owns queries 16 w .. 16 w + 16.

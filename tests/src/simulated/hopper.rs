@@ -197,7 +197,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         attention,
         done: gpu.upload(&Array1::<u32>::zeros(2)) as *mut u32,
         num_counters: hopper.num_counters() as u32,
-        row_tiles,
+        reserved: 0,
     };
     let mut params = gemm.with_beside(beside);
     params.maps[FIRST_AUDIO_MAP] = map(out_weight, pitch, [attention::HEAD_DIM, stage_k]);
@@ -210,7 +210,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
     // A block that waits for what never comes is found soon.
     let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
     for _ in 0..runs {
-        gpu.launch_with("audio_backward", size, &params, options);
+        gpu.launch_with(&format!("audio_backward_{}", attention::short_rows(row_tiles)), size, &params, options);
     }
 
     let weight = |i: usize| gpu.download(grad_weights[i], (d_model, d_model));

@@ -1,7 +1,7 @@
 //! The ring of stages between a team's producer warp and the warps that multiply dA^T = out_weight^T grad_output^T.
 use cuda_std::thread::thread_idx_x;
 
-use super::AudioBackward;
+use super::AudioEntry;
 use super::team::Item;
 use crate::config::attention::HEAD_DIM;
 use crate::config::audio_backward::{STAGE_K, multiplying_warps, stage_bytes, stages};
@@ -81,8 +81,8 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
     /// # Safety
     /// One warp, after [`Ring::init`]; the stages are multiplied in the same order. Nobody else uses the stages' memory.
     #[inline(always)]
-    pub unsafe fn fill(&mut self, item: Item, first: u32, end: u32) {
-        let maps = AudioBackward::maps();
+    pub unsafe fn fill<E: AudioEntry>(&mut self, item: Item, first: u32, end: u32) {
+        let maps = E::maps();
         let fills = thread_idx_x() % 32 == 0;
         // SAFETY: the whole warp is here. The other lanes come after the one that may have initialised the mbarriers.
         unsafe { warp_sync() };

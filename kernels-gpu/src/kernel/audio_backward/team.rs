@@ -19,6 +19,7 @@
 use cuda_std::shared::dynamic_base;
 use cuda_std::thread::grid_dim_x;
 
+use super::AudioEntry;
 use super::ring::Ring;
 use crate::config::attention::{HEAD_DIM, score_pitch_bytes, short_rows};
 use crate::config::audio_backward::{
@@ -108,7 +109,7 @@ fn shared_map<const ROW_TILES: usize>(stage: u32, parity: u32) -> (Shared, Ring<
 /// # Safety
 /// All threads of the block, with `params` as [`crate::params_wgmma::AudioBeside`] says.
 #[inline(always)]
-pub(super) unsafe fn work<const ROW_TILES: usize, const R: usize>(params: &AttentionParams) {
+pub(super) unsafe fn work<E: AudioEntry, const ROW_TILES: usize, const R: usize>(params: &AttentionParams) {
     let steps = ROW_TILES as u32;
     if RowTiles::<ROW_TILES>::thread() / 32 >= team_warps(steps) {
         return;
@@ -135,9 +136,9 @@ pub(super) unsafe fn work<const ROW_TILES: usize, const R: usize>(params: &Atten
                 let (shared, mut ring) = shared_map::<ROW_TILES>(stage, round & 1);
                 let work = Work { start: chunk.start, len: chunk.len, bias_row: index, head };
                 if team_warps(steps) == steps || RowTiles::<ROW_TILES>::thread() / 32 < steps {
-                    attend::<ROW_TILES, R>(params, work, &shared, &mut ring);
+                    attend::<E, ROW_TILES, R>(params, work, &shared, &mut ring);
                 } else {
-                    pass(params, work, &mut ring);
+                    pass::<E, ROW_TILES>(params, work, &mut ring);
                 }
                 taken += 2;
             } else {
@@ -184,18 +185,18 @@ fn k_blocks(params: &AttentionParams) -> u32 {
 /// # Safety
 /// As [`work`]; all threads of the warp.
 #[inline(always)]
-unsafe fn pass<const ROW_TILES: usize>(params: &AttentionParams, work: Work, ring: &mut Ring<ROW_TILES>) {
+unsafe fn pass<E: AudioEntry, const ROW_TILES: usize>(params: &AttentionParams, work: Work, ring: &mut Ring<ROW_TILES>) {
     // SAFETY: one thread fills; the barriers are those of `attend`.
     unsafe {
         let item = Item { start: work.start, head: work.head };
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
         fence_proxy_async_shared();
-        ring.fill(item, 0, first);
+        ring.fill::<E>(item, 0, first);
         // The others multiply after the first two barriers only.
         for _ in 0..2 {
             RowTiles::<ROW_TILES>::sync();
         }
-        ring.fill(item, first, k_blocks(params));
+        ring.fill::<E>(item, first, k_blocks(params));
         for _ in 0..5 {
             RowTiles::<ROW_TILES>::sync();
         }
@@ -207,7 +208,7 @@ unsafe fn pass<const ROW_TILES: usize>(params: &AttentionParams, work: Work, rin
 /// # Safety
 /// As [`work`]; all threads of the first `ROW_TILES` warps of the team. The shared memory is nobody else's.
 #[inline(always)]
-unsafe fn attend<const ROW_TILES: usize, const R: usize>(
+unsafe fn attend<E: AudioEntry, const ROW_TILES: usize, const R: usize>(
     params: &AttentionParams,
     work: Work,
     shared: &Shared,
@@ -231,7 +232,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
         let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
         if warp == producer {
             fence_proxy_async_shared();
-            ring.fill(item, 0, first);
+            ring.fill::<E>(item, 0, first);
         }
 
         cp_async_wait::<0>();
@@ -251,7 +252,7 @@ unsafe fn attend<const ROW_TILES: usize, const R: usize>(
             mask_tokens(&mut d_attn, work.len, first_token::<ROW_TILES>());
             d_attn_field = largest_field_f32(&d_attn.map(f32::to_bits));
         } else if warp == producer {
-            ring.fill(item, first, k_blocks(params));
+            ring.fill::<E>(item, first, k_blocks(params));
         }
 
         // --- V, dA and P go where the stages were.
