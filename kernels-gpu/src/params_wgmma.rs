@@ -149,6 +149,9 @@ const _: () = assert!(size_of::<Conversion>() == 216);
 /// has.
 pub const FIRST_AUDIO_MAP: usize = MAX_TENSOR_MAPS - 2;
 
+/// Which of the products of `audio_backward_*` is grad_out_weight: its B is the attention output, B of the others an input.
+pub const OUT_WEIGHT_PRODUCT: u32 = 4;
+
 /// What `audio_backward_*` does beside its products.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -161,10 +164,14 @@ pub struct AudioBeside {
     pub done: *mut u32,
     /// Words of `WgmmaParams::counters`, which this launch zeroes itself.
     pub num_counters: u32,
+    /// Teams of a block that have items, at most `most_teams`: the fewer there are, the more stages each has.
+    pub teams: u32,
+    /// Stages of a team's ring.
+    pub stages: u32,
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<AudioBeside>() == 288);
+const _: () = assert!(size_of::<AudioBeside>() == 296);
 const _: () = assert!(core::mem::offset_of!(AudioBeside, rider) == 0); // read as a `Rider` where that is all that matters
 
 /// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels, (`B` = [`AudioBeside`]) of
@@ -199,7 +206,7 @@ pub struct WgmmaParams<B = Rider> {
 }
 // what a kernel takes at most, on any driver
 const _: () = assert!(size_of::<WgmmaParams>() == 3888 && size_of::<WgmmaParams<Conversion>>() == 3968);
-const _: () = assert!(size_of::<WgmmaParams<AudioBeside>>() == 4032 && size_of::<WgmmaParams<AudioBeside>>() <= 4096);
+const _: () = assert!(size_of::<WgmmaParams<AudioBeside>>() == 4048 && size_of::<WgmmaParams<AudioBeside>>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
 
 impl<B> WgmmaParams<B> {

@@ -28,7 +28,7 @@ const MOST_ITEMS_A_TEAM: usize = 6;
 pub(super) fn team_row_tiles(capacity: Capacity, rows: usize, num_heads: usize, target: &Target) -> Option<u32> {
     let longest = capacity.max_chunk_len.min(rows);
     let row_tiles = config::TEAM_ROW_TILES.into_iter().find(|&t| longest <= attention::short_rows(t) as usize)?;
-    let teams = target.num_sms * config::teams(row_tiles) as usize;
+    let teams = target.num_sms * config::most_teams(row_tiles) as usize;
     let items = capacity.num_chunks.max(1).saturating_mul(num_heads);
     let fits = target.module == ModuleKind::Hopper && rows > 0 && items <= MOST_ITEMS_A_TEAM * teams;
     fits.then_some(row_tiles)
@@ -41,6 +41,7 @@ pub(super) struct OneLaunch {
     kernel: Kernel,
     config: LaunchConfig,
     row_tiles: u32,
+    teams: u32,
 }
 
 impl OneLaunch {
@@ -61,7 +62,9 @@ impl OneLaunch {
             launch: Launch::Cooperative,
         };
         let kernel = gpu.kernel(plan.target().module, name)?;
-        Ok(OneLaunch { gpu: gpu.clone(), kernel, config, row_tiles })
+        let items = plan.capacity().num_chunks as u64 * plan.shape().num_heads as u64;
+        let teams = config::teams(row_tiles, items, blocks as u32);
+        Ok(OneLaunch { gpu: gpu.clone(), kernel, config, row_tiles, teams })
     }
 
     /// Parameters of a run: those of the products, with `counter_bytes` of counters, those of the attention kernels, and the address of two words
@@ -95,6 +98,8 @@ impl OneLaunch {
             attention,
             done: done as *mut u32,
             num_counters: (counter_bytes / 4) as u32,
+            teams: self.teams,
+            stages: config::stages(self.row_tiles, self.teams),
             reserved: 0,
         };
         let mut params = gemm.with_beside(beside);

@@ -9,9 +9,14 @@ pub const STAGE_K: u32 = 64;
 /// Warps of half a block.
 pub const HALF_WARPS: u32 = 6;
 
-/// Teams of a block: two of `HALF_WARPS` warps at most, or one.
-pub const fn teams(row_tiles: u32) -> u32 {
+/// Teams of a block at most: two of `HALF_WARPS` warps at most, or one.
+pub const fn most_teams(row_tiles: u32) -> u32 {
     if row_tiles <= HALF_WARPS { 2 } else { 1 }
+}
+
+/// Teams of a block that `items` (chunk, head) items need on `blocks` blocks.
+pub const fn teams(row_tiles: u32, items: u64, blocks: u32) -> u32 {
+    if items <= blocks as u64 { 1 } else { most_teams(row_tiles) }
 }
 
 /// Warps of a team that multiply: one warpgroup, or two of 64 tokens each.
@@ -25,9 +30,9 @@ pub const fn team_warps(row_tiles: u32) -> u32 {
     if row_tiles > with_producer { row_tiles } else { with_producer }
 }
 
-/// Shared memory of a team in bytes.
-pub const fn team_bytes(row_tiles: u32) -> u32 {
-    FULL_OFFSET / teams(row_tiles)
+/// Shared memory of each of a block's `teams` teams in bytes.
+pub const fn team_bytes(teams: u32) -> u32 {
+    FULL_OFFSET / teams
 }
 
 /// Bytes of a stage: out_weight `[STAGE_K, 64]` and grad_output `[rows, STAGE_K]`, bf16.
@@ -51,9 +56,9 @@ pub const fn small_bytes(row_tiles: u32, stages: u32) -> u32 {
     4 * row_tiles * 4 + 4 * short_rows(row_tiles) + 16 * stages
 }
 
-/// Stages of a team's ring: as many as fit.
-pub const fn stages(row_tiles: u32) -> u32 {
-    let room = team_bytes(row_tiles) - queries_and_keys_bytes(row_tiles);
+/// Stages of the ring of each of a block's `teams` teams: as many as fit.
+pub const fn stages(row_tiles: u32, teams: u32) -> u32 {
+    let room = team_bytes(teams) - queries_and_keys_bytes(row_tiles);
     let mut stages = 1;
     while (stages + 1) * stage_bytes(row_tiles) + small_bytes(row_tiles, stages + 1) <= room {
         stages += 1;
@@ -65,11 +70,15 @@ const _: () = {
     let mut i = 0;
     while i < TEAM_ROW_TILES.len() {
         let row_tiles = TEAM_ROW_TILES[i];
-        let after =
-            team_bytes(row_tiles) - queries_and_keys_bytes(row_tiles) - small_bytes(row_tiles, stages(row_tiles));
-        assert!(stages(row_tiles) >= 4 && tiles_bytes(row_tiles) <= after);
-        assert!(team_bytes(row_tiles).is_multiple_of(1024) && stage_bytes(row_tiles).is_multiple_of(1024));
-        assert!(team_warps(row_tiles) * teams(row_tiles) <= 2 * HALF_WARPS);
+        let mut teams = 1;
+        while teams <= most_teams(row_tiles) {
+            let stages = stages(row_tiles, teams);
+            let after = team_bytes(teams) - queries_and_keys_bytes(row_tiles) - small_bytes(row_tiles, stages);
+            assert!(stages >= 4 && tiles_bytes(row_tiles) <= after);
+            assert!(team_bytes(teams).is_multiple_of(1024) && stage_bytes(row_tiles).is_multiple_of(1024));
+            assert!(team_warps(row_tiles) * teams <= 2 * HALF_WARPS);
+            teams += 1;
+        }
         i += 1;
     }
 };

@@ -192,11 +192,15 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         TensorMap(map.encode())
     };
     let stage_k = audio_backward::STAGE_K;
+    let items = (num_chunks * shape.num_heads) as u64;
+    let teams = audio_backward::teams(row_tiles, items, hopper.num_blocks() as u32);
     let beside = AudioBeside {
         rider,
         attention,
         done: gpu.upload(&Array1::<u32>::zeros(2)) as *mut u32,
         num_counters: hopper.num_counters() as u32,
+        teams,
+        stages: audio_backward::stages(row_tiles, teams),
         reserved: 0,
     };
     let mut params = gemm.with_beside(beside);

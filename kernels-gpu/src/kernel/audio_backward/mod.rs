@@ -28,12 +28,13 @@ use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
 use super::wgmma_gemm::{Bf16, Entry, ToBf16, num_barriers, roles, start};
 use crate::config::audio_backward::{TEAM_ROW_TILES, team_warps};
 use crate::config::wgmma as config;
-use crate::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, TensorMap, WgmmaParams};
+use crate::params_wgmma::{AudioBeside, FIRST_AUDIO_MAP, OUT_WEIGHT_PRODUCT, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     atomic_add, ctaid_again, fence_proxy_async, fence_proxy_async_shared, ld_acquire, prefetch_tensormap_if,
     red_add_release_if,
 };
 use crate::ptx::memory::stg32_if;
+use crate::schedule::item::Item;
 
 mod ring;
 mod team;
@@ -64,6 +65,12 @@ macro_rules! kernels {
             type Operand = Bf16;
             type Output = ToBf16;
             type Beside = AudioBeside;
+            const LOADS_B_AHEAD: bool = true;
+
+            #[inline(always)]
+            fn b_is_input(item: &Item) -> bool {
+                item.product != OUT_WEIGHT_PRODUCT
+            }
 
             #[inline(always)]
             fn params() -> *const WgmmaParams<AudioBeside> {
@@ -130,7 +137,7 @@ unsafe fn run<E: AudioEntry, const ROW_TILES: usize, const R: usize>(params: &Wg
         prefetch_tensormap_if(thread_idx_x() < 2, E::maps().wrapping_add(thread_idx_x() as usize));
         start::<E>();
         zero_counters(params);
-        team::work::<E, ROW_TILES, R>(&params.beside.attention);
+        team::work::<E, ROW_TILES, R>(&params.beside);
         // The teams' shared memory becomes the ring's.
         fence_proxy_async_shared();
         sync_threads();

@@ -4,7 +4,7 @@ use cuda_std::thread::thread_idx_x;
 use super::AudioEntry;
 use super::team::Item;
 use crate::config::attention::HEAD_DIM;
-use crate::config::audio_backward::{STAGE_K, multiplying_warps, stage_bytes, stages};
+use crate::config::audio_backward::{STAGE_K, multiplying_warps, stage_bytes};
 use crate::ptx::hopper::{
     fence_mbarrier_init, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, pin,
     tma_load_2d_if, wgmma_bf16_n64_k_major, wgmma_bf16_n80_k_major, wgmma_commit, wgmma_fence, wgmma_wait,
@@ -24,6 +24,8 @@ pub(super) struct Ring<const ROW_TILES: usize> {
     pub first: u32,
     /// Shared address of the mbarriers.
     pub barriers: u32,
+    /// Stages of the ring.
+    pub stages: u32,
     /// Next stage.
     pub stage: u32,
     /// Parity of its phase.
@@ -31,8 +33,6 @@ pub(super) struct Ring<const ROW_TILES: usize> {
 }
 
 impl<const ROW_TILES: usize> Ring<ROW_TILES> {
-    /// Stages of the ring.
-    pub const STAGES: u32 = stages(ROW_TILES as u32);
     const STAGE_BYTES: u32 = stage_bytes(ROW_TILES as u32);
 
     #[inline(always)]
@@ -53,7 +53,7 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
     #[inline(always)]
     fn advance(&mut self) {
         self.stage += 1;
-        if self.stage == Self::STAGES {
+        if self.stage == self.stages {
             self.stage = 0;
             self.parity ^= 1;
         }
@@ -67,7 +67,7 @@ impl<const ROW_TILES: usize> Ring<ROW_TILES> {
     pub unsafe fn init(&self) {
         // SAFETY: the mbarriers lie in shared memory, on 8-byte boundaries.
         unsafe {
-            for stage in 0..Self::STAGES {
+            for stage in 0..self.stages {
                 mbarrier_init(self.barriers + 16 * stage, 1);
                 mbarrier_init(self.barriers + 16 * stage + 8, multiplying_warps(ROW_TILES as u32));
             }

@@ -23,7 +23,8 @@ use super::AudioEntry;
 use super::ring::Ring;
 use crate::config::attention::{HEAD_DIM, score_pitch_bytes, short_rows};
 use crate::config::audio_backward::{
-    HALF_WARPS, STAGE_K, multiplying_warps, queries_and_keys_bytes, small_bytes, stages, team_bytes, team_warps, teams,
+    HALF_WARPS, STAGE_K, most_teams, multiplying_warps, queries_and_keys_bytes, small_bytes, stages, team_bytes,
+    team_warps,
 };
 use crate::config::wgmma::named_barrier;
 use crate::kernel::attention_chunk::{
@@ -32,6 +33,7 @@ use crate::kernel::attention_chunk::{
 use crate::kernel::attention_math::{logit_factor, tile_exponent};
 use crate::kernel::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
 use crate::params::AttentionParams;
+use crate::params_wgmma::AudioBeside;
 use crate::ptx::convert::{f16x2, select};
 use crate::ptx::copy::{cp_async_commit, cp_async_wait};
 use crate::ptx::hopper::{ctaid_again, fence_proxy_async_shared, named_barrier};
@@ -58,7 +60,19 @@ struct RowTiles<const ROW_TILES: usize>;
 
 impl<const ROW_TILES: usize> RowTiles<ROW_TILES> {
     const ROW_TILES: u32 = ROW_TILES as u32;
-    const TWO: bool = teams(ROW_TILES as u32) == 2;
+    const TWO: bool = most_teams(ROW_TILES as u32) == 2;
+
+    /// Teams of the block that have items.
+    #[inline(always)]
+    fn teams(beside: &AudioBeside) -> u32 {
+        if Self::TWO { beside.teams } else { 1 }
+    }
+
+    /// Stages of a team's ring.
+    #[inline(always)]
+    fn stages(beside: &AudioBeside) -> u32 {
+        if Self::TWO { beside.stages } else { stages(ROW_TILES as u32, 1) }
+    }
 
     /// Which team. The second one has the last six warps, and so the third warpgroup, whose warps come first in it.
     #[inline(always)]
@@ -90,18 +104,21 @@ impl<const ROW_TILES: usize> Team for RowTiles<ROW_TILES> {
 
 /// Where everything is, see the file's head.
 #[inline(always)]
-fn shared_map<const ROW_TILES: usize>(stage: u32, parity: u32) -> (Shared, Ring<ROW_TILES>) {
+fn shared_map<const ROW_TILES: usize>(beside: &AudioBeside, stage: u32, parity: u32) -> (Shared, Ring<ROW_TILES>) {
     let row_tiles = ROW_TILES as u32;
     let tile = short_rows(row_tiles) * ROW_BYTES;
     let scores = short_rows(row_tiles) * score_pitch_bytes(row_tiles);
-    let q = dynamic_base() + RowTiles::<ROW_TILES>::team() * team_bytes(row_tiles);
+    let (teams, stages) = (RowTiles::<ROW_TILES>::teams(beside), RowTiles::<ROW_TILES>::stages(beside));
+    let q = dynamic_base() + RowTiles::<ROW_TILES>::team() * team_bytes(2);
     let v = q + queries_and_keys_bytes(row_tiles);
     let p = v + 2 * tile;
-    let fields = q + team_bytes(row_tiles) - small_bytes(row_tiles, stages(row_tiles));
+    let end =
+        dynamic_base() + if teams == 1 { team_bytes(1) } else { (RowTiles::<ROW_TILES>::team() + 1) * team_bytes(2) };
+    let fields = end - small_bytes(row_tiles, stages);
     let factors = fields + 16 * row_tiles;
     let (sums, d_attn) = (p + 2 * scores, v + tile);
     let shared = Shared { q, k: q + tile, v, d_attn, p, ds: p + scores, sums, fields, factors };
-    (shared, Ring { first: v, barriers: factors + 64 * row_tiles, stage, parity })
+    (shared, Ring { first: v, barriers: factors + 64 * row_tiles, stages, stage, parity })
 }
 
 /// All items of this thread's team.
@@ -109,19 +126,21 @@ fn shared_map<const ROW_TILES: usize>(stage: u32, parity: u32) -> (Shared, Ring<
 /// # Safety
 /// All threads of the block, with `params` as [`crate::params_wgmma::AudioBeside`] says.
 #[inline(always)]
-pub(super) unsafe fn work<E: AudioEntry, const ROW_TILES: usize, const R: usize>(params: &AttentionParams) {
+pub(super) unsafe fn work<E: AudioEntry, const ROW_TILES: usize, const R: usize>(beside: &AudioBeside) {
     let steps = ROW_TILES as u32;
-    if RowTiles::<ROW_TILES>::thread() / 32 >= team_warps(steps) {
+    let params = &beside.attention;
+    let (warp, team) = (RowTiles::<ROW_TILES>::thread() / 32, RowTiles::<ROW_TILES>::team());
+    if warp >= team_warps(steps) || team >= RowTiles::<ROW_TILES>::teams(beside) {
         return;
     }
     let num_chunks = params.num_chunks.max(1);
     // SAFETY: branches are the same for a whole warp, and all warps of the team meet at the same barriers.
     unsafe {
         if RowTiles::<ROW_TILES>::thread() == 32 * multiplying_warps(steps) {
-            shared_map::<ROW_TILES>(0, 0).1.init();
+            shared_map::<ROW_TILES>(beside, 0, 0).1.init();
         }
         let first = || RowTiles::<ROW_TILES>::team() * grid_dim_x() + ctaid_again();
-        let step = || teams(steps) * grid_dim_x();
+        let step = || RowTiles::<ROW_TILES>::teams(beside) * grid_dim_x();
         let is_item = |chunk: ChunkRows| chunk.len != 0 && chunk.len <= short_rows(steps);
         let mut number = first();
         // Twice the items that went through the ring, and 1 if there were others: registers are few.
@@ -132,8 +151,9 @@ pub(super) unsafe fn work<E: AudioEntry, const ROW_TILES: usize, const R: usize>
             if is_item(chunk) {
                 // Everything is made anew for each item: registers are few.
                 let filled = taken / 2 * k_blocks(params);
-                let (stage, round) = (filled % stages(steps), filled / stages(steps));
-                let (shared, mut ring) = shared_map::<ROW_TILES>(stage, round & 1);
+                let stages = RowTiles::<ROW_TILES>::stages(beside).max(1);
+                let (stage, round) = (filled % stages, filled / stages);
+                let (shared, mut ring) = shared_map::<ROW_TILES>(beside, stage, round & 1);
                 let work = Work { start: chunk.start, len: chunk.len, bias_row: index, head };
                 if team_warps(steps) == steps || RowTiles::<ROW_TILES>::thread() / 32 < steps {
                     attend::<E, ROW_TILES, R>(params, work, &shared, &mut ring);
@@ -185,11 +205,15 @@ fn k_blocks(params: &AttentionParams) -> u32 {
 /// # Safety
 /// As [`work`]; all threads of the warp.
 #[inline(always)]
-unsafe fn pass<E: AudioEntry, const ROW_TILES: usize>(params: &AttentionParams, work: Work, ring: &mut Ring<ROW_TILES>) {
+unsafe fn pass<E: AudioEntry, const ROW_TILES: usize>(
+    params: &AttentionParams,
+    work: Work,
+    ring: &mut Ring<ROW_TILES>,
+) {
     // SAFETY: one thread fills; the barriers are those of `attend`.
     unsafe {
         let item = Item { start: work.start, head: work.head };
-        let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
+        let first = ring.stages.min(k_blocks(params));
         fence_proxy_async_shared();
         ring.fill::<E>(item, 0, first);
         // The others multiply after the first two barriers only.
@@ -229,7 +253,7 @@ unsafe fn attend<E: AudioEntry, const ROW_TILES: usize, const R: usize>(
         fetch_rows_bf16(shared.q + own, params.query_states.wrapping_add(states), rows, lane);
         fetch_rows_bf16(shared.k + own, params.key_states.wrapping_add(states), rows, lane);
         cp_async_commit();
-        let first = Ring::<ROW_TILES>::STAGES.min(k_blocks(params));
+        let first = ring.stages.min(k_blocks(params));
         if warp == producer {
             fence_proxy_async_shared();
             ring.fill::<E>(item, 0, first);

@@ -4,6 +4,7 @@ use super::operand::Operand;
 use super::output::{Output, row_exponents, scale_group, store};
 use super::parts::park;
 use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, PROMOTE_K_BLOCKS, groups_per_stage, named_barrier};
+use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::hopper::{named_barrier, pin, wgmma_commit, wgmma_fence, wgmma_wait};
 use crate::ptx::memory::lds128;
@@ -21,12 +22,12 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// A whole tile, a part or an owner, 2R columns wide; `A_MN` = 1: A is MN-major.
+    /// A whole tile, a part or an owner, 2R columns wide.
     ///
     /// # Safety
     /// All threads of the warpgroup, with the producer at the same item.
     #[inline(always)]
-    pub unsafe fn tile<E: Entry, const A_MN: u32, const R: usize>(&mut self, item: &Item) {
+    pub unsafe fn tile<E: Entry, const R: usize>(&mut self, item: &Item) {
         let mut acc = [0f32; R];
         // SAFETY: the item's product and maps are in use; its kind is the same for all threads.
         unsafe {
@@ -36,10 +37,11 @@ impl Consumer {
             }
             // Loaded now, so that the latency hides behind the multiplication.
             let exponents = row_exponents::<E>(product::<E>(item), item.m0 + self.row());
-            if E::Operand::PROMOTED {
-                self.multiply_promoted::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+            // The rest of a tile is the same code for both: a launch fetches only so much of it ahead.
+            if item.a_major == Major::K as u32 {
+                self.sum::<E::Operand, 0, R>(&mut acc, item.k_blocks);
             } else {
-                self.multiply::<E::Operand, A_MN, R>(&mut acc, item.k_blocks);
+                self.sum::<E::Operand, 1, R>(&mut acc, item.k_blocks);
             }
             if item.kind == item_kind::PART {
                 park::<E, R>(item, &acc, self.warpgroup, self.thread);
@@ -53,6 +55,22 @@ impl Consumer {
                 let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
                 let at = [item.m0 + self.warpgroup * 64, item.n0];
                 store::<E::Output, R>(&self.ring, maps.add(item.c_map as usize), &acc, at, self.warpgroup, self.thread);
+            }
+        }
+    }
+
+    /// All k-blocks of an item; `A_MN` = 1: A is MN-major.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`]; `k_blocks > 0`.
+    #[inline(always)]
+    unsafe fn sum<O: Operand, const A_MN: u32, const R: usize>(&mut self, acc: &mut [f32; R], k_blocks: u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            if O::PROMOTED {
+                self.multiply_promoted::<O, A_MN, R>(acc, k_blocks);
+            } else {
+                self.multiply::<O, A_MN, R>(acc, k_blocks);
             }
         }
     }

@@ -41,7 +41,6 @@ use core::arch::asm;
 use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
-use crate::params::Major;
 use crate::params_wgmma::{AudioBeside, Conversion, Rider, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_l1_if, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
@@ -92,6 +91,13 @@ pub(super) trait Entry {
     type Beside: Beside;
     /// Whether it converts.
     const CONVERTS: bool = Self::Beside::CONVERTS;
+    /// Whether it computes A of its products itself, and B of some, [`Entry::b_is_input`], is there before.
+    const LOADS_B_AHEAD: bool = false;
+    /// Whether B of this item is there when the launch begins.
+    #[inline(always)]
+    fn b_is_input(_item: &Item) -> bool {
+        false
+    }
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams<Self::Beside>;
     /// Waits until this launch has computed what the products, and the rider, read.
@@ -108,7 +114,7 @@ pub(super) trait Entry {
     unsafe fn has_waited(_counts: bool) {}
 }
 
-/// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width and layout of A, two a round
+/// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
 pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
@@ -119,7 +125,7 @@ pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: b
         i += 1;
     }
     // The conversion: one a token of either sequence, one a stage of maximum and of scale items, one an item, the publisher's.
-    2 * tiles + 3 + if converts { 6 } else { 0 }
+    tiles + 3 + if converts { 6 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -251,10 +257,7 @@ pub(super) unsafe fn roles<E: Entry>() {
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             if t == 0 {
-                let k_limit = producer::load_k_limit::<E>();
-                E::wait_for_operands();
-                E::has_waited(true);
-                producer::produce_list::<E>(ring, k_limit);
+                producer::produce_list::<E>(ring);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
             } else if t >= 32 && !E::CONVERTS {
@@ -273,7 +276,6 @@ pub(super) unsafe fn roles<E: Entry>() {
 /// As [`run`]; all threads of the warpgroup.
 #[inline(always)]
 unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
-    const K_MAJOR: u32 = Major::K as u32;
     // SAFETY: lists end with an item of 0 k-blocks; the item is the same for the whole warpgroup, so all of it takes the same arm.
     unsafe {
         let mut next = list::<E>();
@@ -289,13 +291,10 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
             } else if item.kind == item_kind::REDUCE {
                 consumer.reduce::<E>(&item);
             } else {
-                match (item.a_major, item.width) {
-                    (K_MAJOR, 256) if !E::Operand::PROMOTED => consumer.tile::<E, 0, 128>(&item),
-                    (K_MAJOR, 192) => consumer.tile::<E, 0, 96>(&item),
-                    (K_MAJOR, _) => consumer.tile::<E, 0, 64>(&item),
-                    (_, 256) if !E::Operand::PROMOTED => consumer.tile::<E, 1, 128>(&item),
-                    (_, 192) => consumer.tile::<E, 1, 96>(&item),
-                    (_, _) => consumer.tile::<E, 1, 64>(&item),
+                match item.width {
+                    256 if !E::Operand::PROMOTED => consumer.tile::<E, 128>(&item),
+                    192 => consumer.tile::<E, 96>(&item),
+                    _ => consumer.tile::<E, 64>(&item),
                 }
             }
         }

@@ -18,16 +18,19 @@ const NO_LIMIT: u32 = u32::MAX;
 /// A coordinate that is outside of every tensor along k: their extents are below 2^30.
 const OUTSIDE: u32 = 1 << 30;
 
-/// The producer's walk over the list; `loaded_limit` as [`load_k_limit`] gives it.
+/// The producer's walk over the list.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
 #[inline(always)]
-pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
+pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
-        let limit = limit_of::<E>(loaded_limit);
         let mut next = list::<E>();
+        let limit = limit_of::<E>(load_k_limit::<E>());
+        let mut ahead = if E::LOADS_B_AHEAD { load_b_ahead::<E>(ring, &*next, limit) } else { 0 };
+        E::wait_for_operands();
+        E::has_waited(true);
         loop {
             let item = *next;
             if item.k_blocks == 0 {
@@ -39,13 +42,29 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
                 ring.load_rows::<E>(&item);
                 continue;
             }
-            if E::CONVERTS && item.kind != item_kind::REDUCE {
+            if item.kind == item_kind::REDUCE {
+                produce_reduce::<E>(&mut ring, &item);
+                continue;
+            }
+            if E::CONVERTS {
                 convert::wait_for_operands::<E>(&item);
             }
-            match item.kind {
-                item_kind::REDUCE => produce_reduce::<E>(&mut ring, &item),
-                item_kind::OWNER => produce_owner::<E>(&mut ring, &item, limit, next),
-                _ => produce::<E>(&mut ring, &item, limit, next, 0, item.k_blocks),
+            // An owner waits for its parts before its last k-blocks, so that the wait hides behind the full ring. One loop, not two calls: a
+            // launch fetches only so much code ahead.
+            let is_owner = item.kind == item_kind::OWNER;
+            let mut first = 0;
+            let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
+            loop {
+                produce::<E>(&mut ring, &item, limit, next, first, end, &mut ahead);
+                if end == item.k_blocks {
+                    break;
+                }
+                wait_for_parts::<E>(&item);
+                first = end;
+                end = item.k_blocks;
+            }
+            if is_owner {
+                produce_parts_to_add::<E>(&mut ring, &item);
             }
         }
     }
@@ -56,7 +75,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, loaded_limit: u32) {
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-pub(super) unsafe fn load_k_limit<E: Entry>() -> u32 {
+unsafe fn load_k_limit<E: Entry>() -> u32 {
     // SAFETY: null, or readable; nothing writes it during the launch.
     unsafe {
         let limit = (*E::params()).k_limit;
@@ -74,38 +93,106 @@ unsafe fn limit_of<E: Entry>(loaded: u32) -> u32 {
     if loaded < unsafe { (*E::params()).k_rows } { loaded } else { NO_LIMIT }
 }
 
-/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it.
+/// How many of the item's k-blocks lie before the limit.
+#[inline(always)]
+fn unlimited_blocks(item: &Item, limit: u32) -> u32 {
+    if item.a_major == Major::Mn as u32 { (limit / TILE_K).saturating_sub(item.k0 / TILE_K) } else { u32::MAX }
+}
+
+/// Bytes of a stage of the item.
+#[inline(always)]
+fn stage_bytes(item: &Item) -> u32 {
+    (TILE_M + item.width) * TILE_K * 2
+}
+
+/// k of block `first` of the item in B's segment, and that segment's map.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item, first: u32, end: u32) {
+unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap) {
+    // SAFETY: the maps of all segments that the item reaches are in use and follow each other.
+    unsafe {
+        let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
+        let mut map = maps.add(item.b_map as usize);
+        let mut k = item.k0 + first * TILE_K;
+        while k >= item.segment_k {
+            k -= item.segment_k;
+            map = map.add(1);
+        }
+        (k, map)
+    }
+}
+
+/// Starts to fill the first stages with B of a list's first item, while operands are still computed that A is of. Returns how many: their
+/// stages are acquired, and lack A.
+///
+/// # Safety
+/// As [`produce_list`]; the ring is fresh.
+#[inline(always)]
+unsafe fn load_b_ahead<E: Entry>(mut ring: Ring, item: &Item, limit: u32) -> u32 {
+    if item.kind == item_kind::REDUCE || !E::b_is_input(item) {
+        return 0;
+    }
+    let blocks = item.k_blocks.min(STAGES).min(unlimited_blocks(item, limit));
+    if blocks == 0 {
+        return 0;
+    }
+    // SAFETY: as in `produce`.
+    unsafe {
+        let (mut k, mut map) = b_segment::<E>(item, 0);
+        for _ in 0..blocks {
+            ring.acquire(stage_bytes(item));
+            tma_load_3d(ring.b(), map, [0, k, item.n0 / 64], ring.full());
+            ring.advance();
+            k += TILE_K;
+            if k == item.segment_k {
+                k = 0;
+                map = map.wrapping_add(1);
+            }
+        }
+    }
+    blocks
+}
+
+/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it; `ahead` k-blocks have their stage
+/// and B already.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+unsafe fn produce<E: Entry>(
+    ring: &mut Ring,
+    item: &Item,
+    limit: u32,
+    next: *const Item,
+    first: u32,
+    end: u32,
+    ahead: &mut u32,
+) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };
     }
-    let bytes = (TILE_M + item.width) * TILE_K * 2;
+    let bytes = stage_bytes(item);
     let a_mn_major = item.a_major == Major::Mn as u32;
-    let limited = if a_mn_major { (limit / TILE_K).saturating_sub(item.k0 / TILE_K).max(first) } else { end };
-    let whole = end.min(limited);
+    let whole = end.min(unlimited_blocks(item, limit).max(first));
     let mut k = item.k0 + first * TILE_K;
-    // k in B's segment, and the segment's map.
-    let mut b_k = k;
-    // SAFETY: the maps of all segments that the item reaches are in use and follow each other.
+    // SAFETY: the maps are in use.
     unsafe {
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
-        let mut b_map = maps.add(item.b_map as usize);
-        while b_k >= item.segment_k {
-            b_k -= item.segment_k;
-            b_map = b_map.add(1);
-        }
+        let (mut b_k, mut b_map) = b_segment::<E>(item, first);
         for _ in first..whole {
-            ring.acquire(bytes);
+            if E::LOADS_B_AHEAD && *ahead > 0 {
+                *ahead -= 1;
+            } else {
+                ring.acquire(bytes);
+                tma_load_3d(ring.b(), b_map, [0, b_k, item.n0 / 64], ring.full());
+            }
             // 3-D coordinates: K-major (k, m, 0), MN-major (0, k, m / 64).
             let a = if a_mn_major { [0, k, item.m0 / 64] } else { [k, item.m0, 0] };
             tma_load_3d(ring.a(), a_map, a, ring.full());
-            tma_load_3d(ring.b(), b_map, [0, b_k, item.n0 / 64], ring.full());
             ring.advance();
             k += TILE_K;
             b_k += TILE_K;
@@ -203,20 +290,15 @@ unsafe fn wait_for_parts<E: Entry>(item: &Item) {
     }
 }
 
-/// Owner, the item before `next` in the list: its k-blocks, then the parts, 64 columns of one part a stage.
+/// The parts that an owner adds, 64 columns of one part a stage.
 ///
 /// # Safety
-/// As [`produce_list`].
+/// As [`produce_list`], after [`wait_for_parts`].
 #[inline(always)]
-unsafe fn produce_owner<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item) {
+unsafe fn produce_parts_to_add<E: Entry>(ring: &mut Ring, item: &Item) {
     const GROUPS: usize = 8;
     // SAFETY: the parts of both warpgroups have arrived; a stage holds 2 x 8 groups.
     unsafe {
-        // The wait goes before the last k-blocks, so that its latency hides behind the full ring.
-        let tail = item.k_blocks.saturating_sub(STAGES - 1);
-        produce::<E>(ring, item, limit, next, 0, tail);
-        wait_for_parts::<E>(item);
-        produce::<E>(ring, item, limit, next, tail, item.k_blocks);
         let groups = item.width as usize / 8;
         let mut from = first_part::<E>(item).cast_const();
         for _ in 0..item.parts {
