@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::gpu::{Buffer, Gpu, Stream};
+use crate::gpu::{Buffer, Gpu};
 
 /// Alignment of every region in bytes: what TMA and 16-byte accesses need, with room to spare.
 const ALIGN: u64 = 256;
@@ -17,21 +17,11 @@ pub struct Region {
     pub bytes: u64,
 }
 
-/// Where every workspace has the words that are zero between runs: how blocks of a launch tell each other what is done.
-const STATE: Region = Region { offset: 0, bytes: ALIGN };
-
 /// Regions of a workspace, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceLayout {
     regions: Vec<(&'static str, Region)>,
     bytes: u64,
-}
-
-impl Default for WorkspaceLayout {
-    /// The state alone.
-    fn default() -> Self {
-        WorkspaceLayout { regions: vec![("state", STATE)], bytes: STATE.bytes }
-    }
 }
 
 impl WorkspaceLayout {
@@ -54,15 +44,14 @@ impl WorkspaceLayout {
     }
 }
 
-/// Scratch memory of an operation on a GPU: serves one run at a time, and runs that follow each other on one stream. A workspace that two runs
-/// have used at once is of no more use, not even for later runs: its state stays wrong.
+/// Scratch memory of an operation on a GPU: serves one run at a time, and runs that follow each other on one stream.
 #[derive(Debug)]
 pub struct Workspace {
     address: u64,
     bytes: u64,
     device: usize,
     /// `None` if the memory is somebody else's.
-    memory: Option<Buffer<u8>>,
+    _memory: Option<Buffer<u8>>,
 }
 
 impl Workspace {
@@ -72,22 +61,16 @@ impl Workspace {
     /// [`Error::Gpu`]: out of memory.
     pub fn allocate(gpu: &Gpu, bytes: u64) -> Result<Workspace, Error> {
         let memory = Buffer::uninit(gpu, "the workspace", bytes as usize)?;
-        let (address, device) = (memory.address(), gpu.index());
-        let stream = Stream::legacy_default(gpu);
-        // SAFETY: inside the allocation, which nothing uses yet.
-        unsafe { stream.fill(address, 0, STATE.bytes.min(bytes) as usize)? };
-        stream.synchronize()?;
-        Ok(Workspace { address, bytes, device, memory: Some(memory) })
+        Ok(Workspace { address: memory.address(), bytes, device: gpu.index(), _memory: Some(memory) })
     }
 
-    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch, with any content: it may change between runs. A run that
-    /// needs zeros there begins with a memset, which one in a workspace of [`Workspace::allocate`] does without.
+    /// A workspace in memory of somebody else, such as a caching allocator of PyTorch.
     ///
     /// # Safety
     /// `address` is a device address on GPU `device` with `bytes` bytes behind it that nothing else uses while work that was given this
     /// workspace runs.
     pub unsafe fn foreign(address: u64, bytes: u64, device: usize) -> Workspace {
-        Workspace { address, bytes, device, memory: None }
+        Workspace { address, bytes, device, _memory: None }
     }
 
     /// Size in bytes.
@@ -102,23 +85,6 @@ impl Workspace {
             let (found, needed) = (self.bytes, layout.bytes());
             let found = format!("{found} bytes at {:#x} on GPU {}, {needed} needed", self.address, self.device);
             return Err(Error::Layout { tensor: "workspace".into(), found, rule });
-        }
-        Ok(())
-    }
-
-    /// Device address of 64 words that every run which changes them leaves zero.
-    pub(crate) fn state(&self) -> u64 {
-        self.at(STATE)
-    }
-
-    /// Enqueues what makes the state zero, unless it is.
-    ///
-    /// # Safety
-    /// [`Workspace::check`] has found room for a layout, and nothing else uses the workspace until the work enqueued has ended.
-    pub(crate) unsafe fn zero_state(&self, stream: &Stream) -> Result<(), Error> {
-        if self.memory.is_none() {
-            // SAFETY: every layout begins with the state; else as the caller promises.
-            unsafe { stream.fill(self.state(), 0, STATE.bytes as usize)? };
         }
         Ok(())
     }
@@ -163,7 +129,6 @@ mod tests {
             assert!(pair[0].offset + pair[0].bytes <= pair[1].offset);
         }
         assert!(regions.iter().all(|r| r.offset % ALIGN == 0 && r.offset + r.bytes <= layout.bytes()));
-        assert!(regions.iter().all(|r| r.offset >= STATE.offset + STATE.bytes));
-        assert_eq!(layout.bytes(), 256 + 256 + 256 + 512);
+        assert_eq!(layout.bytes(), 256 + 256 + 512);
     }
 }

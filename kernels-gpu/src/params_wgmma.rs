@@ -144,38 +144,26 @@ pub struct Conversion {
 }
 const _: () = assert!(size_of::<Conversion>() == 216);
 
-/// Tensor maps of `audio_backward_*` beside those of the products, the last two: out_weight, bf16 `[d_model, d_model]`, boxes of 64 columns by
-/// `config::audio_backward::STAGE_K` rows, and grad_output, bf16 `[total_seq_len, d_model]`, boxes of `STAGE_K` columns by as many rows as a team
-/// has.
-pub const FIRST_AUDIO_MAP: usize = MAX_TENSOR_MAPS - 2;
-
-/// Which of the products of `audio_backward_*` is grad_out_weight: its B is the attention output, B of the others an input.
-pub const OUT_WEIGHT_PRODUCT: u32 = 4;
-
-/// What `audio_backward_*` does beside its products.
-#[repr(C)]
+/// Parameters of the `attention_fused_*` kernels.
+#[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
-pub struct AudioBeside {
-    /// Small work; what it sums of partial sums is of this launch.
-    pub rider: Rider,
-    /// What the teams work on; `d_attn` and `stats` are not used.
+pub struct AttentionFusedParams {
+    /// out_weight, bf16 `[d_model, d_model]`: boxes of 64 columns by `config::attention_fused::STAGE_K` rows, 128-byte swizzle.
+    pub out_weight: TensorMap,
+    /// grad_output, bf16 `[total_seq_len, d_model]`: boxes of `STAGE_K` columns by the kernel's rows, 128-byte swizzle.
+    pub grad_output: TensorMap,
+    /// The rest; `d_attn` and `stats` are not used.
     pub attention: AttentionParams,
-    /// u32 `[2]`: blocks whose teams are done, and waits that have ended. Zero when the launch begins and when it ends.
-    pub done: *mut u32,
-    /// Words of `WgmmaParams::counters`, which this launch zeroes itself.
-    pub num_counters: u32,
-    /// Teams of a block that have items, at most `most_teams`: the fewer there are, the more stages each has.
-    pub teams: u32,
-    /// Stages of a team's ring.
+    /// u32 `[zero_words]`, set to 0: counters of a later launch.
+    pub zero: *mut u32,
+    /// See `zero`.
+    pub zero_words: u32,
+    /// Stages of the ring, 2..=`MAX_STAGES`; the launch's shared memory has room for them.
     pub stages: u32,
-    /// Zero.
-    pub reserved: u32,
 }
-const _: () = assert!(size_of::<AudioBeside>() == 296);
-const _: () = assert!(core::mem::offset_of!(AudioBeside, rider) == 0); // read as a `Rider` where that is all that matters
+const _: () = assert!(core::mem::offset_of!(AttentionFusedParams, grad_output) == size_of::<TensorMap>());
 
-/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels, (`B` = [`AudioBeside`]) of
-/// `audio_backward_*`.
+/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
 pub struct WgmmaParams<B = Rider> {
@@ -206,7 +194,6 @@ pub struct WgmmaParams<B = Rider> {
 }
 // what a kernel takes at most, on any driver
 const _: () = assert!(size_of::<WgmmaParams>() == 3888 && size_of::<WgmmaParams<Conversion>>() == 3968);
-const _: () = assert!(size_of::<WgmmaParams<AudioBeside>>() == 4048 && size_of::<WgmmaParams<AudioBeside>>() <= 4096);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
 
 impl<B> WgmmaParams<B> {

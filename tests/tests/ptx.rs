@@ -5,7 +5,7 @@ use attn_backward::gpu::ptx::{HOPPER, Module, PORTABLE};
 use attn_backward_kernels::params::{
     AttentionParams, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
-use attn_backward_kernels::params_wgmma::{AudioBeside, Conversion, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{AttentionFusedParams, Conversion, WgmmaParams};
 
 /// The modules of this build with their text; none, with a line on stderr, where PTX could not be made.
 fn modules() -> Vec<(&'static Module, &'static str)> {
@@ -26,9 +26,9 @@ fn host_bytes(entry: &str) -> usize {
         "sum_partials" => size_of::<SumPartialsParams>(),
         name if name.starts_with("gemm_") => size_of::<GemmParams>(),
         name if name.starts_with("wgmma_") => size_of::<WgmmaParams>(),
+        name if name.starts_with("attention_fused_") => size_of::<AttentionFusedParams>(),
         name if name.starts_with("attention_flash_") => size_of::<FlashParams>(),
         name if name.starts_with("attention_") => size_of::<AttentionParams>(),
-        name if name.starts_with("audio_backward_") => size_of::<WgmmaParams<AudioBeside>>(),
         name if name.starts_with("cross_wgmma_") => size_of::<WgmmaParams<Conversion>>(),
         name if name.starts_with("cross_convert_") => size_of::<CrossConvertParams>(),
         name => panic!("no host struct is known for entry {name}"),

@@ -1,8 +1,8 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** On Hopper, where teams of warps hold every chunk: one launch. Else: memset (counters, if no rider zeroes them), grad_attention GEMM, column
-//! sums, attention kernels, gradients GEMM, bias sums. Where those GEMMs are wgmma kernels their riders do the small work instead: the first one
-//! zeroes the counters of the second, the second sums columns and biases.
+//! **Order.** On Hopper, where no chunk is longer than the short kernel takes: the fused attention kernel, gradients GEMM. Else: memset (counters, if no rider
+//! zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM, bias sums. Where those GEMMs are wgmma kernels their riders
+//! do the small work instead: the first one zeroes the counters of the second (so does the fused kernel), the second sums columns and biases.
 //!
 //! **Chunks.** The kernels read `cu_seqlens` on the device; nothing here depends on what it holds. Rows past the last chunk: grad_attention is
 //! whatever it is there, the attention kernels write zeros to O, dQ, dK and dV, and sums over tokens end where the device says.
@@ -12,7 +12,7 @@ use attn_backward_kernels::schedule::chunks::TileSlots;
 
 use super::bias_sums::BiasSums;
 use super::flash::FlashAttention;
-use super::one_launch::OneLaunch;
+use super::fused::FusedAttention;
 use super::tiles::{LONG_KERNELS, short_kernel};
 use super::{DeviceGradients, DeviceInputs, Plan, riders};
 use crate::Error;
@@ -36,9 +36,9 @@ pub struct Backward {
 /// The way to O, dQ, dK and dV.
 #[derive(Debug)]
 enum Attention {
-    /// In the launch of the gradients GEMM.
-    OneLaunch(OneLaunch),
-    /// Launches of their own.
+    /// A kernel that multiplies grad_attention itself.
+    Fused(FusedAttention),
+    /// The product, then kernels that read it.
     Separate(Box<SeparateAttention>),
 }
 
@@ -58,14 +58,14 @@ impl Backward {
     /// [`Error::Gpu`].
     pub fn new(gpu: &Gpu, plan: Plan) -> Result<Backward, Error> {
         let module = plan.target().module;
-        let attention = match (plan.one_launch(), &plan.d_attn_gemm) {
-            (Some(row_tiles), _) => Attention::OneLaunch(OneLaunch::new(gpu, &plan, row_tiles)?),
+        let attention = match (plan.fused, &plan.d_attn_gemm) {
+            (Some(fused), _) => Attention::Fused(FusedAttention::new(gpu, &plan, fused)?),
             (None, Some(d_attn_gemm)) => Attention::Separate(Box::new(SeparateAttention {
                 d_attn_gemm: GroupedGemm::new(gpu, module, d_attn_gemm)?,
                 kernels: attention_launches(gpu, &plan)?,
                 flash: FlashAttention::new(gpu, &plan)?,
             })),
-            (None, None) => unreachable!("a plan without the product is one launch"),
+            (None, None) => unreachable!("a plan without the product has a kernel that multiplies it"),
         };
         Ok(Backward {
             gpu: gpu.clone(),
@@ -108,44 +108,60 @@ impl Backward {
         let mut products = self.gradients_gemm.prepare(&products, workspace.at(regions.gradients_gemm))?;
         products.take_rider(riders::sum_biases(&self.plan, inputs, gradients, workspace));
         let attention = self.attention_params(inputs, workspace);
-        match (&self.attention, &products) {
-            (Attention::OneLaunch(one_launch), PreparedGemm::Hopper { params, counters: (_, bytes) }) => {
-                let params = one_launch.prepare(inputs, (params, *bytes), attention, workspace.state())?;
-                // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work.
-                unsafe {
-                    workspace.zero_state(stream)?;
-                    one_launch.launch(stream, &params)
+        // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work. Each launch reads what
+        // those before it on the stream wrote.
+        unsafe {
+            match &self.attention {
+                Attention::Fused(fused) => {
+                    let attention = fused.prepare(inputs, attention, products.counters())?;
+                    fused.launch(stream, &attention)?;
+                }
+                Attention::Separate(separate) => {
+                    self.launch_separate(stream, separate, inputs, workspace, attention, &products)?;
                 }
             }
-            (Attention::Separate(separate), _) => {
-                let SeparateAttention { d_attn_gemm, kernels, flash } = &**separate;
-                let d_attn = [self.d_attn_product(inputs, workspace)];
-                let mut d_attn = d_attn_gemm.prepare(&d_attn, workspace.at(regions.d_attn_gemm))?;
-                d_attn.take_rider(riders::zero_counters(products.counters()));
-                // SAFETY: as above; each launch reads what those before it on the stream wrote.
-                unsafe {
-                    if matches!(d_attn, PreparedGemm::Portable(_)) {
-                        products.zero_counters(stream)?;
-                    }
-                    d_attn_gemm.launch(stream, &d_attn)?;
-                    if let Some(bias_sums) = &self.bias_sums {
-                        bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
-                    }
-                    for (kernel, config) in kernels {
-                        kernel.launch(stream, config, &attention)?;
-                    }
-                    if let Some(flash) = flash {
-                        flash.launch(stream, &self.plan, attention, workspace)?;
-                    }
-                    self.gradients_gemm.launch_zeroed(stream, &products)?;
-                    if let Some(bias_sums) = &self.bias_sums {
-                        bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
-                    }
-                }
-                Ok(())
+            self.gradients_gemm.launch_zeroed(stream, &products)?;
+            if let Some(bias_sums) = &self.bias_sums {
+                bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
             }
-            (Attention::OneLaunch(_), _) => unreachable!("one launch is of the Hopper kernels"),
         }
+        Ok(())
+    }
+
+    /// Enqueues grad_attention and the kernels that read it; zeroes the counters of `products`.
+    ///
+    /// # Safety
+    /// As in [`Backward::run`], after its checks.
+    unsafe fn launch_separate(
+        &self,
+        stream: &Stream,
+        separate: &SeparateAttention,
+        inputs: &DeviceInputs<'_>,
+        workspace: &Workspace,
+        attention: AttentionParams,
+        products: &PreparedGemm,
+    ) -> Result<(), Error> {
+        let SeparateAttention { d_attn_gemm, kernels, flash } = separate;
+        let d_attn = [self.d_attn_product(inputs, workspace)];
+        let mut d_attn = d_attn_gemm.prepare(&d_attn, workspace.at(self.plan.regions.d_attn_gemm))?;
+        d_attn.take_rider(riders::zero_counters(products.counters()));
+        // SAFETY: the caller's.
+        unsafe {
+            if matches!(d_attn, PreparedGemm::Portable(_)) {
+                products.zero_counters(stream)?;
+            }
+            d_attn_gemm.launch(stream, &d_attn)?;
+            if let Some(bias_sums) = &self.bias_sums {
+                bias_sums.launch_column_sums(stream, &self.plan, inputs, workspace)?;
+            }
+            for (kernel, config) in kernels {
+                kernel.launch(stream, config, &attention)?;
+            }
+            if let Some(flash) = flash {
+                flash.launch(stream, &self.plan, attention, workspace)?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the work that is in `stream`, and checks the content of `cu_seqlens` then: optional, for those who do not trust it. Costs a copy

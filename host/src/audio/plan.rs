@@ -4,7 +4,7 @@ use std::fmt;
 use attn_backward_kernels::config::{attention as config, wgmma};
 use attn_backward_kernels::params::{Major, OutputType};
 
-use super::one_launch;
+use super::fused::FusedPlan;
 use super::tiles::AttentionTiles;
 use super::{Capacity, DeviceInputs, HEAD_DIM, Shape, flash};
 use crate::gemm::hopper::KCuts;
@@ -18,7 +18,9 @@ pub struct Plan {
     flops: f64,
     target: Target,
     pub(super) tiles: AttentionTiles,
-    /// grad_output @ out_weight; `None` in one launch, whose teams multiply it themselves.
+    /// The attention kernel that multiplies grad_attention itself, if it is the one that runs.
+    pub(super) fused: Option<FusedPlan>,
+    /// grad_output @ out_weight; `None` with `fused`.
     pub(super) d_attn_gemm: Option<GemmPlan>,
     /// grad_hidden_states and the four weight gradients.
     pub(super) gradients_gemm: GemmPlan,
@@ -79,15 +81,14 @@ impl Plan {
         }
         let (rows, d_model) = (shape.total_seq_len, shape.d_model());
         let gradients_gemm = GemmPlan::new(target, Operands::Bf16, &gradient_products(rows, d_model))?;
-        let team = one_launch::team_row_tiles(capacity, rows, shape.num_heads, target);
-        let team = team.filter(|_| gradients_gemm.is_hopper());
-        let tiles = match team {
-            Some(row_tiles) => AttentionTiles::of_short_kernel(capacity, rows, row_tiles),
+        let fused = FusedPlan::new(capacity, rows, shape.num_heads, target).filter(|_| gradients_gemm.is_hopper());
+        let tiles = match fused {
+            Some(fused) => AttentionTiles::of_short_kernel(capacity, rows, fused.row_tiles),
             None => AttentionTiles::new(capacity, rows, lens.clone(), shape.num_heads, target),
         };
         // Counters would have to be zeroed ahead of the first kernel: a memset costs more than cuts along K gain.
         let d_attn = [d_attn_product(rows, d_model)];
-        let d_attn_gemm = match team {
+        let d_attn_gemm = match fused {
             Some(_) => None,
             None => Some(GemmPlan::with_k_cuts(target, Operands::Bf16, &d_attn, KCuts::Forbidden)?),
         };
@@ -120,6 +121,7 @@ impl Plan {
             flops: super::flops(shape, lens),
             target: *target,
             tiles,
+            fused,
             d_attn_gemm,
             gradients_gemm,
             layout,
@@ -152,9 +154,9 @@ impl Plan {
         self.d_attn_gemm.as_ref()
     }
 
-    /// Row tiles of the teams of warps that do a chunk of a head each, if everything is one launch.
-    pub fn one_launch(&self) -> Option<u32> {
-        self.tiles.short_row_tiles().filter(|_| self.d_attn_gemm.is_none())
+    /// Row tiles and stages of the attention kernel that multiplies grad_attention itself, if it is the one that runs.
+    pub fn fused(&self) -> Option<(u32, u32)> {
+        self.fused.map(|fused| (fused.row_tiles, fused.stages))
     }
 
     /// The products that are grad_hidden_states and the gradients of q_weight, k_weight, v_weight and out_weight, in this order.
@@ -174,15 +176,15 @@ impl Plan {
 
     /// Every launch of a run, in order, and what is particular about it.
     fn launches(&self) -> Vec<String> {
-        if let Some(row_tiles) = self.one_launch() {
-            return vec![one_launch::kernel_name(row_tiles).into()];
-        }
         let mut launches = Vec::new();
         launches.extend(self.d_attn_gemm.iter().flat_map(GemmPlan::kernels).map(String::from));
         if !self.biases_ride() && self.shape.total_seq_len > 0 {
             launches.push("column_sums_bf16".into());
         }
-        launches.extend(self.tiles.kernels());
+        match &self.fused {
+            Some(fused) => launches.push(fused.kernel()),
+            None => launches.extend(self.tiles.kernels()),
+        }
         let rides = if self.biases_ride() { " (sums the biases)" } else { "" };
         launches.extend(self.gradients_gemm.kernels().into_iter().map(|name| format!("{name}{rides}")));
         if !self.biases_ride() {
@@ -246,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn a_hopper_run_is_one_launch_and_no_memset() {
+    fn a_hopper_run_of_short_chunks_is_two_launches_and_no_memset() {
         for (tokens, len, kernel) in
-            [(1280, 64, "audio_backward_64"), (373, 75, "audio_backward_80"), (128, 128, "audio_backward_128")]
+            [(1280, 64, "attention_fused_64"), (373, 75, "attention_fused_80"), (128, 128, "attention_fused_128")]
         {
             let launches = plan(ModuleKind::Hopper, tokens, len, 0).launches();
             let names: Vec<&str> = launches.iter().filter_map(|l| l.split(' ').next()).collect();
-            assert_eq!(names, [kernel]);
+            assert_eq!(names, [kernel, "wgmma_bf16_bf16"]);
         }
     }
 

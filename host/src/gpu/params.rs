@@ -3,7 +3,7 @@
 use attn_backward_kernels::params::{
     AttentionParams, ColumnSumsParams, CrossConvertParams, FlashParams, GemmParams, SumPartialsParams,
 };
-use attn_backward_kernels::params_wgmma::{AudioBeside, Conversion, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{AttentionFusedParams, Conversion, WgmmaParams};
 use attn_backward_kernels::schedule::item::Item;
 use half::{bf16, f16};
 
@@ -20,7 +20,7 @@ unsafe impl KernelParams for WgmmaParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for WgmmaParams<Conversion> {}
 // SAFETY: as above.
-unsafe impl KernelParams for WgmmaParams<AudioBeside> {}
+unsafe impl KernelParams for AttentionFusedParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for CrossConvertParams {}
 // SAFETY: as above.

@@ -154,6 +154,4 @@ pub mod named_barrier {
     pub const WARPGROUP: u32 = 1;
     /// + warpgroup: a consumer warpgroup and the warp that publishes its parts, 160 threads.
     pub const PART_STORED: u32 = 3;
-    /// + team: a team of `audio_backward_*`.
-    pub const TEAM: u32 = 5;
 }

@@ -1,7 +1,7 @@
-//! What a team of warps does with its (chunk, head), phase by phase: common to the `attention_short_*` kernels and to `audio_backward_*`.
+//! What a block does with its (chunk, head), phase by phase: common to the `attention_short_*` kernels and to `attention_fused_*`.
 //!
 //! Formula, rounding and the roles of the warps are in `attention_short.rs`; each kernel's head has its own map of shared memory. Every
-//! phase is a collective of the team: warp w owns queries 16 w .. 16 w + 16.
+//! phase is a collective of the warps with rows: warp w owns queries 16 w .. 16 w + 16.
 use super::attention_math::{
     DS_EXPONENT, P_EXPONENT, add_row_sums, ds_fragment, exp_scores, split_scale, store_row_factors, tile_exponent,
 };
@@ -70,47 +70,21 @@ pub(super) struct Probabilities<const ROW_TILES: usize> {
     pub inverse: [f32; 2],
 }
 
-/// The threads that work on one (chunk, head): `ROW_TILES` warps, and those that meet them at their barriers.
-pub(super) trait Team {
-    /// This thread's number in the team, `32 * warp + lane`: made anew each time rather than kept in a register that 5 row tiles do not have.
-    fn thread() -> u32;
-    /// Barrier of the team.
-    ///
-    /// # Safety
-    /// All threads of the team arrive.
-    unsafe fn sync();
-    /// This thread's warp and lane.
-    #[inline(always)]
-    fn warp_and_lane() -> (u32, u32) {
-        let thread = Self::thread();
-        (thread >> 5, thread & 31)
-    }
-}
-
-/// A block is a team.
-pub(super) struct WholeBlock;
-
-impl Team for WholeBlock {
-    #[inline(always)]
-    fn thread() -> u32 {
-        tid_again()
-    }
-
-    #[inline(always)]
-    unsafe fn sync() {
-        // SAFETY: as the caller promises.
-        unsafe { sync_threads() }
-    }
+/// This thread's warp and lane, made anew each time rather than kept in registers that 5 row tiles do not have.
+#[inline(always)]
+pub(super) fn warp_and_lane() -> (u32, u32) {
+    let tid = tid_again();
+    (tid >> 5, tid & 31)
 }
 
 /// Q and K, fetched by this warp's lanes themselves, become scaled fp16 tiles in place. Returns the exponents of their scales.
 ///
 /// # Safety
-/// All threads of the team's `ROW_TILES` warps; the copies of this thread's own pieces have been waited for.
+/// All threads of the block's `ROW_TILES` warps; the copies of this thread's own pieces have been waited for.
 #[inline(always)]
-pub(super) unsafe fn scale_queries_and_keys<T: Team, const ROW_TILES: usize>(shared: &Shared) -> (i32, i32) {
+pub(super) unsafe fn scale_queries_and_keys<const ROW_TILES: usize>(shared: &Shared) -> (i32, i32) {
     let steps = ROW_TILES as u32;
-    let (warp, lane) = T::warp_and_lane();
+    let (warp, lane) = warp_and_lane();
     let own = ROWS_16_BYTES * warp;
     // SAFETY: a warp reads and writes its own rows; the fields pass a barrier.
     unsafe {
@@ -118,12 +92,12 @@ pub(super) unsafe fn scale_queries_and_keys<T: Team, const ROW_TILES: usize>(sha
         let fields = [largest_field_bf16(&q), largest_field_bf16(&k)];
         sts32_if(lane == 0, shared.fields + 4 * warp, fields[0]);
         sts32_if(lane == 0, shared.fields + 4 * (steps + warp), fields[1]);
-        T::sync();
+        sync_threads();
         let q_exponent = tile_exponent::<ROW_TILES>(shared.fields);
         let k_exponent = tile_exponent::<ROW_TILES>(shared.fields + 4 * steps);
         store_rows_f16(&q, q_exponent, shared.q + own, lane);
         store_rows_f16(&k, k_exponent, shared.k + own, lane);
-        T::sync();
+        sync_threads();
         (q_exponent, k_exponent)
     }
 }
@@ -131,14 +105,14 @@ pub(super) unsafe fn scale_queries_and_keys<T: Team, const ROW_TILES: usize>(sha
 /// P = 2^15 exp(S - max), rows g and g + 8 of a lane; 1 / rowsum goes to the row factors, too.
 ///
 /// # Safety
-/// All threads of the team's `ROW_TILES` warps, after [`scale_queries_and_keys`].
+/// All threads of the block's `ROW_TILES` warps, after [`scale_queries_and_keys`].
 #[inline(always)]
-pub(super) unsafe fn probabilities<T: Team, const ROW_TILES: usize>(
+pub(super) unsafe fn probabilities<const ROW_TILES: usize>(
     shared: &Shared,
     len: u32,
     to_logits: f32,
 ) -> Probabilities<ROW_TILES> {
-    let (warp, lane) = T::warp_and_lane();
+    let (warp, lane) = warp_and_lane();
     let own = ROWS_16_BYTES * warp;
     // SAFETY: the tiles are ordered after their writers; a warp writes its own row factors.
     unsafe {
@@ -172,9 +146,9 @@ pub(super) unsafe fn probabilities<T: Team, const ROW_TILES: usize>(
 /// O, dQ, dK, dV and their column sums, from tiles of Q, K, V, dA and P in shared memory.
 ///
 /// # Safety
-/// All threads of the team's `ROW_TILES` warps, after the barrier that follows the tiles' writers; the rows of the outputs are nobody else's.
+/// All threads of the block's `ROW_TILES` warps, after the barrier that follows the tiles' writers; the rows of the outputs are nobody else's.
 #[inline(always)]
-pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
+pub(super) unsafe fn gradients<const ROW_TILES: usize>(
     params: &AttentionParams,
     work: Work,
     shared: &Shared,
@@ -185,7 +159,7 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
     let steps = ROW_TILES as u32;
     let d_model = params.num_heads * HEAD_DIM;
     let Work { start, len, bias_row, head } = work;
-    let lanes = Lanes::new(T::warp_and_lane().1);
+    let lanes = Lanes::new(warp_and_lane().1);
     // SAFETY: every address below is inside a tensor of `params` (rows past the chunk's end are predicated off) or the block's shared
     // memory; warps touch their own rows only, or pass a barrier; all branches around collectives are the same for a whole warp, those
     // around barriers for the whole block.
@@ -196,7 +170,7 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
             mma_row_of_tiles(&mut o, p[j], shared.v, lanes, j as u32);
         }
         scale_rows(&mut o, inverse[0], inverse[1]);
-        let (warp, lane) = T::warp_and_lane();
+        let (warp, lane) = warp_and_lane();
         let own_scores = 16 * pitch * warp;
         let lanes = Lanes::new(lane);
         let o_rows = OutputRows {
@@ -209,7 +183,7 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
         store_bf16(&o, Pow2::new(-exponents.v), (shared.ds + own_scores + 127) & !127, lanes, o_rows);
 
         // --- dP = dA V^T, delta = rowsum(P dP), dS.
-        let (warp, lane) = T::warp_and_lane();
+        let (warp, lane) = warp_and_lane();
         let own = ROWS_16_BYTES * warp;
         let own_scores = 16 * pitch * warp;
         let lanes = Lanes::new(lane);
@@ -232,10 +206,10 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
         }
         warp_sync();
         store_scores(&ds, shared.ds + own_scores, pitch, lane);
-        T::sync();
+        sync_threads();
 
         // --- dQ = scale dS K. Nobody reads V any more: the warp's own rows of it stage the stores from here on.
-        let (warp, lane) = T::warp_and_lane();
+        let (warp, lane) = warp_and_lane();
         let lanes = Lanes::new(lane);
         let stage = shared.v + ROWS_16_BYTES * warp;
         let row_bytes = 6 * d_model;
@@ -259,7 +233,7 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
 
         // --- dV = P^T dA and dK = scale dS^T Q over all queries: jobs 2 w and 2 w + 1 of dV 0 .., dK 0 .. With an odd number of
         // tiles the middle warp has one of each.
-        let (warp, lane) = T::warp_and_lane();
+        let (warp, lane) = warp_and_lane();
         let lanes = Lanes::new(lane);
         let stage = shared.v + ROWS_16_BYTES * warp;
         let jobs = [2 * warp, 2 * warp + 1];
@@ -287,9 +261,9 @@ pub(super) unsafe fn gradients<T: Team, const ROW_TILES: usize>(
         }
 
         // --- The chunk's column sums, 16 rows after 16 rows.
-        T::sync();
+        sync_threads();
         let partials = params.bias_partials.wrapping_add(bias_row as usize * 3 * d_model as usize);
-        let mut i = T::thread();
+        let mut i = tid_again();
         while i < 3 * HEAD_DIM {
             let (which, column) = (i / HEAD_DIM, i % HEAD_DIM);
             let mut sum = 0f32;

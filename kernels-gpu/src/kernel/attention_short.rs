@@ -23,7 +23,7 @@
 //!           share (keys of 90 +- 1 cost dQ all accuracy), so rowsum(dS) times the mean of the first 16 keys is taken off: nothing in
 //!           exact arithmetic. Sums in fp32; column sums before, and O, dQ, dK, dV by rounding to bf16.
 use super::attention_chunk::{
-    Exponents, Shared, Team, WholeBlock, Work, gradients, probabilities, scale_queries_and_keys, store_scores,
+    Exponents, Shared, Work, gradients, probabilities, scale_queries_and_keys, store_scores, warp_and_lane,
 };
 use super::attention_math::{logit_factor, tile_exponent};
 use super::chunks::{bias_of_no_rows, fill_bias_row, finish_padding, load_chunk, load_token_rows};
@@ -134,13 +134,13 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
 
         // --- Q and K become scaled fp16 tiles in place.
         cp_async_wait::<2>();
-        let (q_exponent, k_exponent) = scale_queries_and_keys::<WholeBlock, ROW_TILES>(&shared);
+        let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(&shared);
         let to_logits = logit_factor(params.scale, q_exponent + k_exponent);
-        let probabilities = probabilities::<WholeBlock, ROW_TILES>(&shared, len, to_logits);
+        let probabilities = probabilities::<ROW_TILES>(&shared, len, to_logits);
 
         // --- V and dA become scaled fp16 tiles; P goes to shared memory, over the raw dA.
         cp_async_wait::<0>();
-        let (warp, lane) = WholeBlock::warp_and_lane();
+        let (warp, lane) = warp_and_lane();
         let own = ROWS_16_BYTES * warp;
         let v = fetched_rows_bf16(shared.v + own, lane);
         let d_attn = fetched_rows_f32(shared.p + 4096 * warp, lane);
@@ -157,6 +157,6 @@ unsafe fn attention_short<const ROW_TILES: usize>(params: &AttentionParams) {
 
         let exponents = Exponents { q: q_exponent, k: k_exponent, v: v_exponent, d_attn: d_attn_exponent };
         let work = Work { start, len, bias_row: block_idx_x(), head };
-        gradients::<WholeBlock, ROW_TILES>(params, work, &shared, &probabilities, exponents);
+        gradients::<ROW_TILES>(params, work, &shared, &probabilities, exponents);
     }
 }

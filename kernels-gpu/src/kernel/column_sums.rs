@@ -16,7 +16,7 @@
 use crate::config::attention::{COLUMN_SUMS_COLUMNS, COLUMN_SUMS_THREADS, SUM_PARTIALS_COLUMNS, SUM_PARTIALS_THREADS};
 use crate::params::{ColumnSumsParams, PartialSum, SumPartialsParams};
 use crate::ptx::convert::{bf16x2, bf16x2_to_f32};
-use crate::ptx::memory::{ldg32_or, ldg128_or_zero, ldg128_written_or_zero, lds32, sts128, sts128_if};
+use crate::ptx::memory::{ldg32_or, ldg128_or_zero, lds32, sts128, sts128_if};
 use crate::ptx::sync::shfl_xor;
 use cuda_std::kernel;
 use cuda_std::shared::dynamic_base;
@@ -71,7 +71,7 @@ pub(super) unsafe fn sum_rows_bf16(x: *const u16, pitch: u32, rows: LaneRows, co
 /// lanes of equal l % 8; zeros past the last column. `first` and `step` are the warp's.
 ///
 /// # Safety
-/// All lanes of the warp arrive; the partials are as [`PartialSum`] says, and what writes them is ordered before this warp.
+/// All lanes of the warp arrive; the partials are as [`PartialSum`] says, and nothing writes them during the launch.
 #[inline(always)]
 pub(super) unsafe fn sum_partial_rows(sum: &PartialSum, first: u32, step: u32, column: u32, lane: u32) -> [f32; 4] {
     // read once: to the compiler the loads below might change them
@@ -85,7 +85,7 @@ pub(super) unsafe fn sum_partial_rows(sum: &PartialSum, first: u32, step: u32, c
             let at = row + lane / 8 + step * i;
             let from = partials.wrapping_add(at as usize * pitch as usize + column as usize);
             // SAFETY: inside the partials, or predicated off.
-            loaded[i as usize] = unsafe { ldg128_written_or_zero(from as *const u8, at < rows && column < columns) };
+            loaded[i as usize] = unsafe { ldg128_or_zero(from as *const u8, at < rows && column < columns) };
         }
         for values in loaded {
             for e in 0..4 {

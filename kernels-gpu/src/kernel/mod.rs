@@ -2,11 +2,11 @@
 mod attention_chunk;
 #[cfg(target_feature = "sm_90a")]
 mod attention_flash;
+#[cfg(target_feature = "sm_90a")]
+mod attention_fused;
 mod attention_long;
 mod attention_math;
 mod attention_short;
-#[cfg(target_feature = "sm_90a")]
-mod audio_backward;
 mod chunks;
 mod column_sums;
 mod cross_convert;

@@ -2,10 +2,10 @@
 use attn_backward::audio::{Gradients, Inputs, Plan};
 use attn_backward::gemm::ProductTensors;
 use attn_backward::gemm::hopper::{Accumulation, ElementType, HopperPlan, Pitches, TensorMapSpec, TensorRole};
-use attn_backward_kernels::config::{attention, audio_backward, wgmma};
+use attn_backward_kernels::config::{attention, attention_fused, wgmma};
 use attn_backward_kernels::params::{AttentionParams, MAX_PRODUCTS, MAX_SEGMENTS, PartialSum};
 use attn_backward_kernels::params_wgmma::{
-    AudioBeside, ColumnSum, FIRST_AUDIO_MAP, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct,
+    AttentionFusedParams, ColumnSum, MAX_TENSOR_MAPS, Rider, TensorMap, WgmmaParams, WgmmaProduct,
 };
 use attn_backward_kernels::schedule::chunks::TileSlots;
 use ndarray::Array1;
@@ -102,11 +102,11 @@ pub(super) fn wgmma_params(
     }
 }
 
-/// All gradients of operation A, by the one launch of `plan`, whose capacity holds the chunks of `inputs`; `runs` times, so that what a run leaves
-/// behind meets another. Block `ahead` runs ahead of the others, if one is given.
+/// All gradients of operation A, by the two launches of `plan`, whose capacity holds the chunks of `inputs`; `runs` times, so that what a run leaves
+/// behind meets another. Block `ahead` of the products runs ahead of the others, if one is given.
 pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: usize, ahead: Option<u64>) -> Gradients {
     let shape = *plan.shape();
-    let row_tiles = plan.one_launch().expect("a plan of one launch");
+    let (row_tiles, stages) = plan.fused().expect("a plan with a fused kernel");
     let num_chunks = plan.capacity().num_chunks;
     let padded = inputs.cu_seqlens.padded(num_chunks).expect("inside of the capacity");
     let cu_seqlens = gpu.upload(&Array1::from(padded.offsets().to_vec()));
@@ -191,30 +191,31 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         };
         TensorMap(map.encode())
     };
-    let stage_k = audio_backward::STAGE_K;
-    let items = (num_chunks * shape.num_heads) as u64;
-    let teams = audio_backward::teams(row_tiles, items, hopper.num_blocks() as u32);
-    let beside = AudioBeside {
-        rider,
+    let stage_k = attention_fused::STAGE_K;
+    let fused = AttentionFusedParams {
+        out_weight: map(out_weight, pitch, [attention::HEAD_DIM, stage_k]),
+        grad_output: map(grad_output, rows as u32, [stage_k, attention::short_rows(row_tiles)]),
         attention,
-        done: gpu.upload(&Array1::<u32>::zeros(2)) as *mut u32,
-        num_counters: hopper.num_counters() as u32,
-        teams,
-        stages: audio_backward::stages(row_tiles, teams),
-        reserved: 0,
+        zero: gemm.counters,
+        zero_words: hopper.num_counters() as u32,
+        stages,
     };
-    let mut params = gemm.with_beside(beside);
-    params.maps[FIRST_AUDIO_MAP] = map(out_weight, pitch, [attention::HEAD_DIM, stage_k]);
-    params.maps[FIRST_AUDIO_MAP + 1] = map(grad_output, rows as u32, [stage_k, attention::short_rows(row_tiles)]);
+    let fused_size = Size {
+        grid: [plan.tiles().short_blocks(), shape.num_heads as u32, 1],
+        block: attention_fused::threads(row_tiles),
+        shared_bytes: attention_fused::shared_bytes(row_tiles, stages) as usize,
+    };
     let size = Size {
         grid: [hopper.num_blocks() as u32, 1, 1],
         block: wgmma::THREADS,
         shared_bytes: wgmma::SMEM_BYTES as usize,
     };
     // A block that waits for what never comes is found soon.
-    let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
+    let options = |ahead| Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
     for _ in 0..runs {
-        gpu.launch_with(&format!("audio_backward_{}", attention::short_rows(row_tiles)), size, &params, options);
+        let name = format!("attention_fused_{}", attention::short_rows(row_tiles));
+        gpu.launch_with(&name, fused_size, &fused, options(None));
+        gpu.launch_with("wgmma_bf16_bf16", size, &WgmmaParams { beside: rider, ..gemm }, options(ahead));
     }
 
     let weight = |i: usize| gpu.download(grad_weights[i], (d_model, d_model));

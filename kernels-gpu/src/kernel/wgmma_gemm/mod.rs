@@ -41,7 +41,7 @@ use core::arch::asm;
 use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
-use crate::params_wgmma::{AudioBeside, Conversion, Rider, TensorMap, WgmmaParams};
+use crate::params_wgmma::{Conversion, Rider, TensorMap, WgmmaParams};
 use crate::ptx::hopper::{
     bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_l1_if, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
 };
@@ -58,10 +58,8 @@ mod producer;
 mod rider;
 
 use consumer::Consumer;
-pub(super) use operand::Bf16;
-use operand::{F16, F16Promoted, Operand};
-pub(super) use output::ToBf16;
-use output::{Output, ToF32};
+use operand::{Bf16, F16, F16Promoted, Operand};
+use output::{Output, ToBf16, ToF32};
 
 /// What a launch does beside its products.
 pub trait Beside {
@@ -73,16 +71,12 @@ impl Beside for Rider {
     const CONVERTS: bool = false;
 }
 
-impl Beside for AudioBeside {
-    const CONVERTS: bool = false;
-}
-
 impl Beside for Conversion {
     const CONVERTS: bool = true;
 }
 
 /// An entry point: its types and its parameters.
-pub(super) trait Entry {
+trait Entry {
     /// Type of A and B.
     type Operand: Operand;
     /// Type of C.
@@ -91,32 +85,13 @@ pub(super) trait Entry {
     type Beside: Beside;
     /// Whether it converts.
     const CONVERTS: bool = Self::Beside::CONVERTS;
-    /// Whether it computes A of its products itself, and B of some, [`Entry::b_is_input`], is there before.
-    const LOADS_B_AHEAD: bool = false;
-    /// Whether B of this item is there when the launch begins.
-    #[inline(always)]
-    fn b_is_input(_item: &Item) -> bool {
-        false
-    }
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams<Self::Beside>;
-    /// Waits until this launch has computed what the products, and the rider, read.
-    ///
-    /// # Safety
-    /// The producer thread, and all lanes of the rider's warp: once each.
-    #[inline(always)]
-    unsafe fn wait_for_operands() {}
-    /// The producer, or the rider, will not wait again: one thread of those that waited together `counts`.
-    ///
-    /// # Safety
-    /// Once after [`Entry::wait_for_operands`], when all the threads that waited together have come through.
-    #[inline(always)]
-    unsafe fn has_waited(_counts: bool) {}
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width, two a round
 /// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
-pub(super) const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
+const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
     while i < widths.len() {
@@ -226,7 +201,7 @@ unsafe fn run<E: Entry>() {
 /// # Safety
 /// As the entries; all threads of the block.
 #[inline(always)]
-pub(super) unsafe fn start<E: Entry>() {
+unsafe fn start<E: Entry>() {
     let t = thread::thread_idx_x();
     // SAFETY: as the caller promises.
     unsafe {
@@ -248,7 +223,7 @@ pub(super) unsafe fn start<E: Entry>() {
 /// # Safety
 /// As the entries; all threads of the block, after [`start`] and a barrier.
 #[inline(always)]
-pub(super) unsafe fn roles<E: Entry>() {
+unsafe fn roles<E: Entry>() {
     let ring = Ring::new();
     let t = thread::thread_idx_x();
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a

@@ -28,9 +28,6 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
     unsafe {
         let mut next = list::<E>();
         let limit = limit_of::<E>(load_k_limit::<E>());
-        let mut ahead = if E::LOADS_B_AHEAD { load_b_ahead::<E>(ring, &*next, limit) } else { 0 };
-        E::wait_for_operands();
-        E::has_waited(true);
         loop {
             let item = *next;
             if item.k_blocks == 0 {
@@ -55,7 +52,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
             let mut first = 0;
             let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
             loop {
-                produce::<E>(&mut ring, &item, limit, next, first, end, &mut ahead);
+                produce::<E>(&mut ring, &item, limit, next, first, end);
                 if end == item.k_blocks {
                     break;
                 }
@@ -99,12 +96,6 @@ fn unlimited_blocks(item: &Item, limit: u32) -> u32 {
     if item.a_major == Major::Mn as u32 { (limit / TILE_K).saturating_sub(item.k0 / TILE_K) } else { u32::MAX }
 }
 
-/// Bytes of a stage of the item.
-#[inline(always)]
-fn stage_bytes(item: &Item) -> u32 {
-    (TILE_M + item.width) * TILE_K * 2
-}
-
 /// k of block `first` of the item in B's segment, and that segment's map.
 ///
 /// # Safety
@@ -124,57 +115,17 @@ unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap
     }
 }
 
-/// Starts to fill the first stages with B of a list's first item, while operands are still computed that A is of. Returns how many: their
-/// stages are acquired, and lack A.
-///
-/// # Safety
-/// As [`produce_list`]; the ring is fresh.
-#[inline(always)]
-unsafe fn load_b_ahead<E: Entry>(mut ring: Ring, item: &Item, limit: u32) -> u32 {
-    if item.kind == item_kind::REDUCE || !E::b_is_input(item) {
-        return 0;
-    }
-    let blocks = item.k_blocks.min(STAGES).min(unlimited_blocks(item, limit));
-    if blocks == 0 {
-        return 0;
-    }
-    // SAFETY: as in `produce`.
-    unsafe {
-        let (mut k, mut map) = b_segment::<E>(item, 0);
-        for _ in 0..blocks {
-            ring.acquire(stage_bytes(item));
-            tma_load_3d(ring.b(), map, [0, k, item.n0 / 64], ring.full());
-            ring.advance();
-            k += TILE_K;
-            if k == item.segment_k {
-                k = 0;
-                map = map.wrapping_add(1);
-            }
-        }
-    }
-    blocks
-}
-
-/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it; `ahead` k-blocks have their stage
-/// and B already.
+/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(
-    ring: &mut Ring,
-    item: &Item,
-    limit: u32,
-    next: *const Item,
-    first: u32,
-    end: u32,
-    ahead: &mut u32,
-) {
+unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item, first: u32, end: u32) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };
     }
-    let bytes = stage_bytes(item);
+    let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
     let whole = end.min(unlimited_blocks(item, limit).max(first));
     let mut k = item.k0 + first * TILE_K;
@@ -184,15 +135,11 @@ unsafe fn produce<E: Entry>(
         let a_map = maps.add(item.a_map as usize);
         let (mut b_k, mut b_map) = b_segment::<E>(item, first);
         for _ in first..whole {
-            if E::LOADS_B_AHEAD && *ahead > 0 {
-                *ahead -= 1;
-            } else {
-                ring.acquire(bytes);
-                tma_load_3d(ring.b(), b_map, [0, b_k, item.n0 / 64], ring.full());
-            }
+            ring.acquire(bytes);
             // 3-D coordinates: K-major (k, m, 0), MN-major (0, k, m / 64).
             let a = if a_mn_major { [0, k, item.m0 / 64] } else { [k, item.m0, 0] };
             tma_load_3d(ring.a(), a_map, a, ring.full());
+            tma_load_3d(ring.b(), b_map, [0, b_k, item.n0 / 64], ring.full());
             ring.advance();
             k += TILE_K;
             b_k += TILE_K;

@@ -5,8 +5,7 @@
 //!   columns a warp as in `sum_partials`. A warp sums all rows of its columns, so no block waits for another.
 //!
 //! **Registers.** Few enough for `config::wgmma::PRODUCER_REGISTERS`: 16 of loads under way and 8 of sums.
-//! **Ordering.** Partial sums are read after [`Entry::wait_for_operands`]. Nothing else here is read or written by the rest of the launch, but
-//! inputs, which all only read.
+//! **Ordering.** Nothing here is read or written by the rest of the launch, but inputs, which all only read.
 //! **Rounding.** As `column_sums.rs`: fp32 sums in an order that depends on the shape alone, rounded to bf16 once.
 use cuda_std::thread::grid_dim_x;
 
@@ -19,7 +18,7 @@ use crate::params_wgmma::{ColumnSum, Rider};
 use crate::ptx::convert::bf16x2;
 use crate::ptx::hopper::ctaid_again;
 use crate::ptx::memory::{ldg32_or, stg32_if, stg64_if, stg128_if};
-use crate::ptx::sync::{shfl_xor, warp_sync};
+use crate::ptx::sync::shfl_xor;
 
 /// Everything that the parameters ask for.
 ///
@@ -32,9 +31,6 @@ pub(super) unsafe fn ride<E: Entry>(lane: u32) {
         let rider: *const Rider = (&raw const (*E::params()).beside).cast();
         zero((*rider).zero, (*rider).zero_words, lane);
         sum_columns::<E>(&(*rider).column_sum, lane);
-        E::wait_for_operands();
-        warp_sync();
-        E::has_waited(lane == 0);
         sum_partials(rider, lane);
     }
 }

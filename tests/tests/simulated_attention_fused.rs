@@ -1,4 +1,4 @@
-//! Operation A in one launch, `audio_backward`, on the simulated GPU.
+//! Operation A in two launches, `attention_fused_*` and the products, on the simulated GPU.
 
 use attn_backward::audio::{self, Capacity, Gradients, Inputs, Plan, Shape};
 use attn_backward::gpu::ModuleKind;
@@ -11,7 +11,7 @@ use attn_backward_tests::strategies::cu_seqlens_of;
 use half::bf16;
 use proptest::prelude::*;
 
-/// A Hopper GPU of so many SMs: with few of them teams take several items each.
+/// A Hopper GPU of so many SMs: with few of them blocks take several products each.
 fn target(num_sms: usize) -> Target {
     Target { num_sms, ..Target::h200(ModuleKind::Hopper) }
 }
@@ -21,7 +21,7 @@ fn inputs(cu_seqlens: CuSeqlens, num_heads: usize, seed: u64) -> Inputs {
     audio_inputs(seed, shape, cu_seqlens)
 }
 
-/// The gradients by the launch that is planned for these chunks, `runs` times; `None` without PTX.
+/// The gradients by the launches that are planned for these chunks, `runs` times; `None` without PTX.
 fn run(inputs: &Inputs, num_sms: usize, runs: usize) -> Option<Gradients> {
     let shape = inputs.shape().unwrap();
     let plan = Plan::new(&shape, &inputs.cu_seqlens, &target(num_sms)).unwrap();
@@ -36,21 +36,21 @@ fn assert_right(inputs: &Inputs, num_sms: usize, runs: usize) {
 }
 
 #[test]
-fn teams_of_every_size_give_the_gradients() {
+fn kernels_of_every_size_give_the_gradients() {
     for len in [50, 75, 90, 120] {
         assert_right(&inputs(cu_seqlens_of(&[len, len - 9, 1], 0), 2, 1), 2, 1);
     }
 }
 
 #[test]
-fn a_team_takes_many_items_in_turn() {
-    assert_right(&inputs(cu_seqlens_of(&[64, 3, 0, 17], 0), 3, 2), 1, 1);
-    assert_right(&inputs(cu_seqlens_of(&[80, 3, 0, 65], 0), 3, 3), 1, 1);
+fn chunks_that_fill_the_kernel_and_empty_ones_give_the_gradients() {
+    assert_right(&inputs(cu_seqlens_of(&[64, 3, 0, 17], 0), 3, 2), 3, 1);
+    assert_right(&inputs(cu_seqlens_of(&[80, 3, 0, 65], 0), 3, 3), 3, 1);
     assert_right(&inputs(cu_seqlens_of(&[128, 97], 0), 3, 4), 1, 1);
 }
 
 #[test]
-fn blocks_without_an_item_take_part_in_the_products() {
+fn more_blocks_than_chunks_share_the_products() {
     assert_right(&inputs(cu_seqlens_of(&[70], 0), 2, 5), 9, 1);
 }
 
@@ -86,9 +86,9 @@ proptest! {
         };
         let mut inputs = audio_inputs(seed, shape, cu_seqlens);
         fill_rows_from(&mut inputs, tokens, bf16::NAN);
-        // Planned for chunks of equal length, which may ask for smaller teams than the longest chunk takes.
+        // Planned for chunks of equal length, which may ask for a smaller kernel than the longest chunk takes.
         let plan = Plan::with_capacity(&shape, capacity, &target(num_sms)).unwrap();
-        prop_assume!(plan.one_launch().is_some());
+        prop_assume!(plan.fused().is_some());
         let Some(mut gpu) = Simulator::hopper(num_sms as u32) else { return Ok(()) };
         let found = hopper::audio_backward(&mut gpu, &inputs, &plan, 1, ahead.filter(|&block| block < num_sms as u64));
         assert_audio(&found, &audio::reference::backward(&inputs).unwrap());
