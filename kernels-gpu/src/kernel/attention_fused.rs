@@ -258,10 +258,11 @@ unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(para
     // are the same for a whole warp, and both sides meet at the same barriers.
     unsafe {
         let chunk = load_chunk(attention, block_idx_x());
+        let tokens = load_token_rows(attention);
         let work = Work { start: chunk.start, len: chunk.len, bias_row: block_idx_x(), head: block_idx_y() };
-        zero_counters(params, threads(steps));
         if chunk.len == 0 || chunk.len > short_rows(steps) {
-            finish_share_of_padding(params, steps);
+            zero_counters(params);
+            finish_share_of_padding(params, tokens, steps);
             let value = bias_of_no_rows(chunk);
             let share = (thread_idx_x(), short_threads(steps));
             if thread_idx_x() < short_threads(steps) {
@@ -271,7 +272,7 @@ unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(para
         }
         let warp = thread_idx_x() / 32;
         if threads(steps) == short_threads(steps) || warp < steps {
-            attend::<E, ROW_TILES, R>(params, work, &shared, ring);
+            attend::<E, ROW_TILES, R>(params, (work, tokens), &shared, ring);
         } else {
             ring.start::<E>(work);
             for _ in 0..2 {
@@ -292,7 +293,7 @@ unsafe fn attention_fused<E: Entry, const ROW_TILES: usize, const R: usize>(para
 #[inline(always)]
 unsafe fn attend<E: Entry, const ROW_TILES: usize, const R: usize>(
     params: &AttentionFusedParams,
-    work: Work,
+    (work, tokens): (Work, u32),
     shared: &Shared,
     ring: Ring<ROW_TILES>,
 ) {
@@ -315,7 +316,8 @@ unsafe fn attend<E: Entry, const ROW_TILES: usize, const R: usize>(
         if warp == producer {
             ring.start::<E>(work);
         }
-        finish_share_of_padding(params, steps);
+        zero_counters(params);
+        finish_share_of_padding(params, tokens, steps);
 
         cp_async_wait::<0>();
         let (q_exponent, k_exponent) = scale_queries_and_keys::<ROW_TILES>(shared);
@@ -360,11 +362,10 @@ unsafe fn attend<E: Entry, const ROW_TILES: usize, const R: usize>(
 /// # Safety
 /// As [`attention_fused`]; the condition is the same for a whole warp.
 #[inline(always)]
-unsafe fn finish_share_of_padding(params: &AttentionFusedParams, steps: u32) {
+unsafe fn finish_share_of_padding(params: &AttentionFusedParams, tokens: u32, steps: u32) {
     let attention = &params.attention;
     // SAFETY: the caller's.
     unsafe {
-        let tokens = load_token_rows(attention);
         let (warp, lane) = warp_and_lane();
         if tokens < attention.total_seq_len && warp < steps {
             let share = (block_idx_x() * steps + warp, grid_dim_x() * steps);
@@ -373,18 +374,19 @@ unsafe fn finish_share_of_padding(params: &AttentionFusedParams, steps: u32) {
     }
 }
 
-/// Zeroes this block's share of the counters, if it is of the first head.
+/// Zeroes this block's share of the counters, if it is of the first head, by its first warps.
 ///
 /// # Safety
 /// They are writable, and nobody else accesses them during the launch.
 #[inline(always)]
-unsafe fn zero_counters(params: &AttentionFusedParams, threads: u32) {
-    if block_idx_y() == 0 {
-        let mut word = block_idx_x() * threads + thread_idx_x();
+unsafe fn zero_counters(params: &AttentionFusedParams) {
+    const THREADS: u32 = 128; // that every block has, whatever its warps do
+    if block_idx_y() == 0 && thread_idx_x() < THREADS {
+        let mut word = block_idx_x() * THREADS + thread_idx_x();
         while word < params.zero_words {
             // SAFETY: inside the range.
             unsafe { stg32_if(true, params.zero.wrapping_add(word as usize).cast(), 0) };
-            word += grid_dim_x() * threads;
+            word += grid_dim_x() * THREADS;
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
         let mut next = list::<E>();
-        let limit = limit_of::<E>(load_k_limit::<E>());
+        let loaded_limit = load_k_limit::<E>();
         loop {
             let item = *next;
             if item.k_blocks == 0 {
@@ -52,7 +52,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
             let mut first = 0;
             let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
             loop {
-                produce::<E>(&mut ring, &item, limit, next, first, end);
+                produce::<E>(&mut ring, &item, loaded_limit, next, first, end);
                 if end == item.k_blocks {
                     break;
                 }
@@ -90,12 +90,6 @@ unsafe fn limit_of<E: Entry>(loaded: u32) -> u32 {
     if loaded < unsafe { (*E::params()).k_rows } { loaded } else { NO_LIMIT }
 }
 
-/// How many of the item's k-blocks lie before the limit.
-#[inline(always)]
-fn unlimited_blocks(item: &Item, limit: u32) -> u32 {
-    if item.a_major == Major::Mn as u32 { (limit / TILE_K).saturating_sub(item.k0 / TILE_K) } else { u32::MAX }
-}
-
 /// k of block `first` of the item in B's segment, and that segment's map.
 ///
 /// # Safety
@@ -115,19 +109,26 @@ unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap
     }
 }
 
-/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `limit` as [`limit_of`] gives it.
+/// Streams k-blocks `first..end` of the item, the one before `next` in the list; `loaded_limit` as [`load_k_limit`] gives it.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, limit: u32, next: *const Item, first: u32, end: u32) {
+unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, next: *const Item, first: u32, end: u32) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };
     }
     let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
-    let whole = end.min(unlimited_blocks(item, limit).max(first));
+    // The limit is made where it is needed: the load takes a while.
+    let whole = if a_mn_major {
+        // SAFETY: as the caller promises.
+        let limit = unsafe { limit_of::<E>(loaded_limit) };
+        end.min((limit / TILE_K).saturating_sub(item.k0 / TILE_K).max(first))
+    } else {
+        end
+    };
     let mut k = item.k0 + first * TILE_K;
     // SAFETY: the maps are in use.
     unsafe {
