@@ -23,7 +23,7 @@ pub struct WgmmaProduct {
     pub c: *mut u8,
     /// Null, or `[rows]`: exponents of the power of two that each row of C is multiplied by. fp16 operands only.
     pub row_exponents: *const i32,
-    /// Null, or one exponent for all of C, added to the row's. fp16 operands only. `cross_wgmma_*`: the maximum (as a word of
+    /// Null, or one exponent for all of C, added to the row's. fp16 operands only. `cross_wgmma_fast`: the maximum (as a word of
     /// [`scale`](crate::scale)) that it follows from.
     pub exponent: *const i32,
     /// Null, or what to multiply for A in the k-block that `WgmmaParams::k_limit` cuts: its 64 rows of k with zeros past the limit,
@@ -84,7 +84,7 @@ impl Rider {
     };
 }
 
-/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_*`. The gradients are loaded by tensor maps; all
+/// Operation B's conversion to fp16, done by the launch that multiplies what it makes: `cross_wgmma_fast`. The gradients are loaded by tensor maps; all
 /// else is as in [`CrossConvertParams`](crate::params::CrossConvertParams).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +163,7 @@ pub struct AttentionFusedParams {
 }
 const _: () = assert!(core::mem::offset_of!(AttentionFusedParams, grad_output) == size_of::<TensorMap>());
 
-/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_*` kernels.
+/// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_fast` kernel.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
 pub struct WgmmaParams<B = Rider> {

@@ -1,4 +1,4 @@
-//! The conversion as part of the launch that multiplies (`cross_wgmma_*`): which block converts what, and when.
+//! The conversion as part of the launch that multiplies (`cross_wgmma_fast`): which block converts what, and when.
 //!
 //! All blocks convert the weights and the first decoder tokens; then a few go on converting beside the others' products: decoder tokens, decoder
 //! hidden states, encoder tokens, encoder hidden states. They join the products when they are done. Short sequences are left to launches of their
@@ -8,7 +8,7 @@ use std::ops::Range;
 use attn_backward_kernels::config::wgmma::{TILE_M, converting, tokens_per_stage};
 use attn_backward_kernels::schedule::item::{Item, item_kind, matrix};
 
-use super::{Precision, Shape};
+use super::Shape;
 use crate::gemm::hopper::Lead;
 
 /// Most tokens of an item, and most rows of another one. Powers of two: items do not cross row blocks.
@@ -69,7 +69,7 @@ struct Choice {
 }
 
 /// The leads to choose from; none where the products are too small for a conversion beside them.
-pub(super) fn leads(shape: &Shape, precision: Precision, num_sms: usize) -> Vec<Lead> {
+pub(super) fn leads(shape: &Shape, num_sms: usize) -> Vec<Lead> {
     let choice = |share: usize| {
         let converters = num_sms / share;
         // Enough row blocks of grad_decoder_hidden_states for every other block to have a tile.
@@ -81,22 +81,19 @@ pub(super) fn leads(shape: &Shape, precision: Precision, num_sms: usize) -> Vec<
     let worth_it = supports(shape) && long_enough && shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
     let shares: &[usize] = if worth_it { &SHARES } else { &[] };
     let choices = shares.iter().map(|share| choice(*share)).filter(|choice| choice.converters > 0);
-    choices.map(|choice| Deal::new(shape, precision, num_sms).lead(&choice)).collect()
+    choices.map(|choice| Deal::new(shape, num_sms).lead(&choice)).collect()
 }
 
 /// Items dealt so far.
 struct Deal<'a> {
     shape: &'a Shape,
-    /// fp16 parts of a converted element.
-    parts: usize,
     lists: Vec<Vec<Item>>,
     clock: Vec<u64>,
 }
 
 impl<'a> Deal<'a> {
-    fn new(shape: &'a Shape, precision: Precision, num_sms: usize) -> Self {
-        let parts = if precision == Precision::High { 2 } else { 1 };
-        Deal { shape, parts, lists: vec![Vec::new(); num_sms], clock: vec![0; num_sms] }
+    fn new(shape: &'a Shape, num_sms: usize) -> Self {
+        Deal { shape, lists: vec![Vec::new(); num_sms], clock: vec![0; num_sms] }
     }
 
     fn lead(mut self, choice: &Choice) -> Lead {
@@ -139,7 +136,7 @@ impl<'a> Deal<'a> {
         let (dec, enc) = token_bytes(self.shape);
         let read = if sequence == 0 { dec } else { enc };
         let width = if sequence == 0 { self.shape.q_out_dim() } else { 2 * self.shape.kv_out_dim() };
-        let written = 2 * self.parts * width;
+        let written = 2 * width;
         // About four items a block, two tokens at least: one for each warpgroup.
         let step = (tokens.len() / (4 * converters)).clamp(2, MAX_ITEM_TOKENS);
         let step = 1 << step.ilog2();
@@ -161,7 +158,7 @@ impl<'a> Deal<'a> {
             matrix::DECODER => (shape.rows_dec(), shape.hidden_size),
             _ => (shape.rows_enc(), shape.cross_hidden_size),
         };
-        let written = if kind == item_kind::SCALE { 2 * self.parts * columns } else { 0 };
+        let written = if kind == item_kind::SCALE { 2 * columns } else { 0 };
         let round = converting::ROUND_ROWS as usize;
         let step = rows.div_ceil(converters).next_multiple_of(round).min(MAX_ITEM_ROWS);
         let deal = |first| {
@@ -315,19 +312,13 @@ mod tests {
 
     fn check(shape: &Shape, num_sms: usize) {
         assert!(supports(shape));
-        for precision in [Precision::Fast, Precision::High] {
-            let (accumulation, segments) = match precision {
-                Precision::Fast => (Accumulation::Plain, 1),
-                Precision::High => (Accumulation::Promoted, 3),
-            };
-            let choices =
-                [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
-            let choices = choices.map(|(converters, initial_rows)| Choice { converters, initial_rows });
-            let leads = choices.iter().map(|choice| Deal::new(shape, precision, num_sms).lead(choice));
-            for lead in leads.chain(super::leads(shape, precision, num_sms)) {
-                let products = super::super::plan::products(shape, segments);
-                run(shape, &HopperPlan::after(accumulation, &products, &lead, KCuts::Allowed).unwrap());
-            }
+        let choices =
+            [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
+        let choices = choices.map(|(converters, initial_rows)| Choice { converters, initial_rows });
+        let leads = choices.iter().map(|choice| Deal::new(shape, num_sms).lead(choice));
+        for lead in leads.chain(super::leads(shape, num_sms)) {
+            let products = super::super::plan::products(shape, 1);
+            run(shape, &HopperPlan::after(Accumulation::Plain, &products, &lead, KCuts::Allowed).unwrap());
         }
     }
 
@@ -355,7 +346,7 @@ mod tests {
     #[test]
     fn other_sizes_and_short_sequences_are_left_to_launches_of_their_own() {
         let model = shape(8, 1024, 1024);
-        assert!(!leads(&model, Precision::Fast, 132).is_empty());
+        assert!(!leads(&model, 132).is_empty());
         assert_eq!(stage_tokens(&model), [2, 1]);
         for other in [
             Shape { num_heads: 8, num_kv_heads: 2, ..model },
@@ -366,7 +357,7 @@ mod tests {
             Shape { batch_size: 1, seq_len_dec: 900, ..model },
             Shape { batch_size: 1 << 20, seq_len_dec: 2047, ..model },
         ] {
-            assert!(leads(&other, Precision::Fast, 132).is_empty(), "{other:?}");
+            assert!(leads(&other, 132).is_empty(), "{other:?}");
         }
     }
 }

@@ -203,7 +203,7 @@ fn check_resident(kernel: &'static str, plan: &HopperPlan, num_sms: u32) -> Resu
     Ok(())
 }
 
-/// Parameters of a `wgmma_*` or `cross_wgmma_*` launch; `(items, counters, parts)` are device addresses.
+/// Parameters of a `wgmma_*` or `cross_wgmma_fast` launch; `(items, counters, parts)` are device addresses.
 fn wgmma_params<B>(
     gpu: &Gpu,
     plan: &HopperPlan,

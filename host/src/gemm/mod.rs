@@ -125,20 +125,14 @@ impl GemmPlan {
 
     /// Plans `products` of fp16 operands for one launch of a kernel that converts them first, by the best of `leads`; `None` if there are none, or no
     /// such kernel for `target` or these products.
-    pub(crate) fn converting(
-        target: &Target,
-        operands: Operands,
-        products: &[ProductShape],
-        leads: &[Lead],
-    ) -> Option<GemmPlan> {
-        let accumulation = match (target.module, operands) {
-            (ModuleKind::Hopper, Operands::F16) => Accumulation::Plain,
-            (ModuleKind::Hopper, Operands::F16Promoted) => Accumulation::Promoted,
-            _ => return None,
-        };
-        let plans = leads.iter().filter_map(|lead| HopperPlan::after(accumulation, products, lead, KCuts::Allowed));
+    pub(crate) fn converting(target: &Target, products: &[ProductShape], leads: &[Lead]) -> Option<GemmPlan> {
+        if target.module != ModuleKind::Hopper {
+            return None;
+        }
+        let plans =
+            leads.iter().filter_map(|lead| HopperPlan::after(Accumulation::Plain, products, lead, KCuts::Allowed));
         let plan = plans.min_by(|a, b| a.predicted_us().total_cmp(&b.predicted_us()))?;
-        Some(GemmPlan { operands, products: products.into(), schedule: Schedule::Hopper(plan) })
+        Some(GemmPlan { operands: Operands::F16, products: products.into(), schedule: Schedule::Hopper(plan) })
     }
 
     /// Whether it is one launch that converts its operands first.
@@ -184,7 +178,6 @@ impl GemmPlan {
             (Schedule::Hopper(_), Operands::Bf16, Some(OutputType::Bf16)) => "wgmma_bf16_bf16",
             (Schedule::Hopper(_), Operands::Bf16, _) => "wgmma_bf16_f32",
             (Schedule::Hopper(plan), Operands::F16, _) if plan.converts() => "cross_wgmma_fast",
-            (Schedule::Hopper(plan), Operands::F16Promoted, _) if plan.converts() => "cross_wgmma_high",
             (Schedule::Hopper(_), Operands::F16, _) => "wgmma_f16_f32",
             (Schedule::Hopper(_), Operands::F16Promoted, _) => "wgmma_f16_f32_promoted",
         }

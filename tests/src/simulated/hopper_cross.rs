@@ -1,4 +1,4 @@
-//! Operation B on the simulated GPU, by the one launch that converts and multiplies (`cross_wgmma_*`), as `cross::Backward::run` does it.
+//! Operation B on the simulated GPU, by the one launch that converts and multiplies (`cross_wgmma_fast`), as `cross::Backward::run` does it.
 
 use attn_backward::Target;
 use attn_backward::cross::scales::Operands;
@@ -38,13 +38,8 @@ fn gradient_map(address: u64, shape: &Shape, seq_len: usize, tokens: u32) -> Ten
 ///
 /// # Panics
 /// If the plan for `target` is another one than a launch that converts, or the kernel does what it must not.
-pub fn backward(
-    gpu: &mut Simulator,
-    inputs: &Inputs,
-    precision: Precision,
-    target: &Target,
-    ahead: Option<u64>,
-) -> (Gradients, Operands) {
+pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Option<u64>) -> (Gradients, Operands) {
+    let precision = Precision::Fast;
     let shape = inputs.shape().expect("inputs that fit together");
     let plan = Plan::new(&shape, precision, target).expect("a supported shape");
     assert!(plan.gemm().converts(), "{plan}");
@@ -104,7 +99,7 @@ pub fn backward(
     };
     // A block that waits for what never comes is found soon.
     let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
-    gpu.launch_with(&format!("cross_wgmma_{precision}"), size, &params, options);
+    gpu.launch_with("cross_wgmma_fast", size, &params, options);
 
     let exponent = |maximum: Option<i32>| operand_exponent(maximum.unwrap_or(i32::MIN));
     let operands = converted.download(gpu, &shape, precision, |maxima| maxima.map(exponent));

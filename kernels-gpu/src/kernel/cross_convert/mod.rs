@@ -11,7 +11,7 @@
 //!            wq' = q_weight * 2^-R_2                                      wkv' = (k_weight over v_weight) * 2^-R_3
 //! ```
 //! The row exponents of the gradients thereby leave the weight gradients' sums over tokens and are undone in one factor `2^R`.
-//! `cross_wgmma_*` make the same in the launch that multiplies, for long sequences of the model's sizes on Hopper.
+//! `cross_wgmma_fast` makes the same in the launch that multiplies, for long sequences of the model's sizes on Hopper.
 //! Two launches, because `R` needs the maxima of everything. The atomic maxima are of integers: their order does not matter.
 //!
 //! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.

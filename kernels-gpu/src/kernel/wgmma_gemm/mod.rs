@@ -4,7 +4,7 @@
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
 //! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
 //! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
-//! `cross_wgmma_*` make the operands first, operation B's conversion to scaled fp16: [`convert`].
+//! `cross_wgmma_fast` makes the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
 //! must be resident at once, see [`Item`]: a cooperative launch; always if the launch converts. Deterministic: parts are added in a fixed order;
@@ -165,10 +165,6 @@ entry!(
 entry!(
     /// Operation B in `Fast`: converts, then multiplies as `wgmma_f16_f32`.
     cross_wgmma_fast, CrossWgmmaFast, F16, ToF32, Conversion
-);
-entry!(
-    /// Operation B in `High`: converts, then multiplies as `wgmma_f16_f32_promoted`.
-    cross_wgmma_high, CrossWgmmaHigh, F16Promoted, ToF32, Conversion
 );
 
 /// The list of this block.

@@ -222,7 +222,7 @@ impl Consumer {
                         let at = start + piece as usize * 8;
                         let out = out.map(|part| part.cast::<u8>().wrapping_add(at));
                         for (i, v) in factors.times(v).iter().enumerate() {
-                            store_scaled::<E>(out, i * 32 * 8, *v);
+                            store_scaled(out, i * 32 * 8, *v);
                         }
                         piece += AT_ONCE as u32 * 32;
                     }

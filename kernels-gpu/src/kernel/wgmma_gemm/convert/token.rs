@@ -34,21 +34,14 @@ impl Factors {
     }
 }
 
-/// Stores a scaled piece in the parts that the entry multiplies, `at` bytes behind `out`.
+/// Stores a scaled piece in the one part that the launch multiplies, `at` bytes behind `out`.
 ///
 /// # Safety
 /// As [`store`].
 #[inline(always)]
-pub(super) unsafe fn store_scaled<E: Entry>(out: [*mut u8; 2], at: usize, v: Piece) {
-    let out = out.map(|part| part.cast());
+pub(super) unsafe fn store_scaled(out: [*mut u8; 2], at: usize, v: Piece) {
     // SAFETY: as the caller promises.
-    unsafe {
-        if E::Operand::PROMOTED {
-            store::<2>(true, out, at as u64, v, (1.0, 1.0));
-        } else {
-            store::<1>(true, out, at as u64, v, (1.0, 1.0));
-        }
-    }
+    unsafe { store::<1>(true, out.map(|part| part.cast()), at as u64, v, (1.0, 1.0)) }
 }
 
 /// Where a thread finds its part of any token of `GRADIENT * 128` pieces of gradients and `HIDDEN * 128` of hidden states. `GROUPED`: heads are
@@ -105,7 +98,7 @@ impl<const GRADIENT: usize, const HIDDEN: usize, const GROUPED: bool> Token<GRAD
         let out = out.map(|part| part.wrapping_add(self.thread as usize * 8));
         for (i, v) in by.times(pieces).iter().enumerate() {
             // SAFETY: a whole row has the pieces, which are this thread's.
-            unsafe { store_scaled::<E>(out, i * THREADS as usize * 8, *v) };
+            unsafe { store_scaled(out, i * THREADS as usize * 8, *v) };
         }
     }
 }
