@@ -4,14 +4,14 @@
 //! a tile (first fill of the ring, epilogue) depends on the output type, the rest of a part on the width that it parks.
 
 use attn_backward_kernels::config::wgmma::PROMOTE_K_BLOCKS;
-use attn_backward_kernels::params::OutputType;
+use attn_backward_kernels::params::{Major, OutputType};
 
 use super::Accumulation;
 
 /// From the launch to the first finished k-block, and the launch itself as events see it.
 pub const START_NS: u64 = 4_900;
 /// From a part's last store until the block that adds it can see it.
-pub const PUBLISH_NS: u64 = 1_000;
+pub const PUBLISH_NS: u64 = 1_800;
 /// Memory bandwidth in bytes a microsecond.
 pub const BYTES_PER_US: f64 = 4.3e6;
 
@@ -32,13 +32,20 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of tiles `width` columns wide.
-    pub fn of(accumulation: Accumulation, width: u32, c_type: OutputType) -> Self {
-        let bf16 = c_type == OutputType::Bf16;
-        let mut cost = match width {
-            256 => Cost { k_block: 635, tile: if bf16 { 1100 } else { 2300 }, part: 1900, add: 1000 },
-            192 => Cost { k_block: 490, tile: if bf16 { 950 } else { 1800 }, part: 1500, add: 750 },
-            _ => Cost { k_block: 385, tile: if bf16 { 600 } else { 1300 }, part: 1000, add: 500 },
+    /// Of tiles `width` columns wide, of a product with this layout of A and type of C.
+    ///
+    /// bf16: medians of whole launches of operation A's suite; MN-major A from tiles whose ring was full when they began, K-major A from deep ones.
+    pub fn of(accumulation: Accumulation, width: u32, a_major: Major, c_type: OutputType) -> Self {
+        let mut cost = match (c_type, a_major, width) {
+            (OutputType::Bf16, Major::Mn, 256) => Cost { k_block: 620, tile: 1400, part: 3000, add: 1100 },
+            (OutputType::Bf16, Major::Mn, 192) => Cost { k_block: 458, tile: 1290, part: 2900, add: 800 },
+            (OutputType::Bf16, Major::Mn, _) => Cost { k_block: 345, tile: 830, part: 1900, add: 500 },
+            (OutputType::Bf16, Major::K, 256) => Cost { k_block: 630, tile: 1400, part: 3000, add: 1100 },
+            (OutputType::Bf16, Major::K, 192) => Cost { k_block: 482, tile: 1290, part: 2900, add: 800 },
+            (OutputType::Bf16, Major::K, _) => Cost { k_block: 368, tile: 830, part: 1900, add: 500 },
+            (OutputType::F32, _, 256) => Cost { k_block: 635, tile: 2300, part: 1900, add: 1000 },
+            (OutputType::F32, _, 192) => Cost { k_block: 490, tile: 1800, part: 1500, add: 750 },
+            (OutputType::F32, _, _) => Cost { k_block: 385, tile: 1300, part: 1000, add: 500 },
         };
         if accumulation == Accumulation::Promoted {
             cost.k_block += PROMOTION_NS / u64::from(PROMOTE_K_BLOCKS);
