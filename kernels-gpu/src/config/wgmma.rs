@@ -148,8 +148,10 @@ pub const fn tokens_per_stage(token_bytes: u32) -> u32 {
 /// Most tokens of a stage.
 const MAX_TOKENS_PER_STAGE: u32 = 8;
 
-/// Named barriers (`bar.sync id`); 0 is the whole block's.
+/// Named barriers (`bar.sync id`).
 pub mod named_barrier {
+    /// All threads of a block.
+    pub const BLOCK: u32 = 0;
     /// + warpgroup: the 128 threads of a consumer warpgroup.
     pub const WARPGROUP: u32 = 1;
     /// + warpgroup: a consumer warpgroup and the warp that publishes its parts, 160 threads.

@@ -130,20 +130,7 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
 
 // ---- TMA ---------------------------------------------------------------------------------------
 
-/// `prefetch.tensormap` where `ok`.
-///
-/// # Safety
-/// If `ok`, `map` is an encoded tensor map on a 64-byte boundary.
-#[inline(always)]
-pub unsafe fn prefetch_tensormap_if(ok: bool, map: *const TensorMap) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p prefetch.tensormap [{m}]; }}",
-             ok = in(reg32) ok as u32, m = in(reg64) map, options(nostack))
-    }
-}
-
-/// `prefetch.global.L1`: starts fetching the line at `p`.
+/// `prefetch.global.L1`: starts fetching the line at `p`. A load of it that comes soon after waits longer than without (H200).
 ///
 /// # Safety
 /// `p` points to global memory.
@@ -153,24 +140,11 @@ pub unsafe fn prefetch_l1<T>(p: *const T) {
     unsafe { asm!("prefetch.global.L1 [{p}];", p = in(reg64) p, options(nostack)) }
 }
 
-/// [`prefetch_l1`] where `ok`.
-///
-/// # Safety
-/// If `ok`, as [`prefetch_l1`].
-#[inline(always)]
-pub unsafe fn prefetch_l1_if<T>(ok: bool, p: *const T) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p prefetch.global.L1 [{p}]; }}",
-             ok = in(reg32) ok as u32, p = in(reg64) p, options(nostack))
-    }
-}
-
 /// `cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes`: the map's box at `coordinates` (innermost first). What
 /// lies outside the tensor arrives as zeros and counts as bytes.
 ///
 /// # Safety
-/// One thread; `map` as in [`prefetch_tensormap_if`], 3-D; `dst` is a block of shared memory, 1024-byte aligned, that nobody
+/// One thread; `map` is an encoded 3-D tensor map on a 64-byte boundary; `dst` is a block of shared memory, 1024-byte aligned, that nobody
 /// accesses until `barrier`, which expects the box's bytes, completes its phase.
 #[inline(always)]
 pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32) {
@@ -255,7 +229,7 @@ pub unsafe fn bulk_load(dst: u32, src: *const f32, bytes: u32, barrier: u32) {
 /// edge.
 ///
 /// # Safety
-/// If `ok`: one thread; `map` as in [`prefetch_tensormap_if`], 2-D; `src` is a 1024-byte aligned block of shared memory, written before
+/// If `ok`: one thread; `map` is an encoded 2-D tensor map on a 64-byte boundary; `src` is a 1024-byte aligned block of shared memory, written before
 /// a [`fence_proxy_async_shared`] of its writers and a barrier, and not written again before [`bulk_wait_read_if`].
 #[inline(always)]
 pub unsafe fn tma_store_2d_if(ok: bool, map: *const TensorMap, x: u32, y: u32, src: u32) {

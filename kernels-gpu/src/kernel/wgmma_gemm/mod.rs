@@ -33,7 +33,7 @@
 //! totals (to nearest) and start from 0 again; parts are totals.
 //! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
-//! **Barriers.** One block-wide `bar.sync 0`. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
+//! **Barriers.** One block-wide `bar.sync 0`, written down in both branches. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
 
 use core::arch::asm;
@@ -41,10 +41,8 @@ use core::arch::asm;
 use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
-use crate::params_wgmma::{Conversion, Rider, TensorMap, WgmmaParams};
-use crate::ptx::hopper::{
-    bulk_wait_read_if, ctaid_again, prefetch_l1, prefetch_l1_if, prefetch_tensormap_if, setmaxnreg_dec, setmaxnreg_inc,
-};
+use crate::params_wgmma::{Conversion, Rider, WgmmaParams};
+use crate::ptx::hopper::{bulk_wait_read_if, ctaid_again, named_barrier, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc};
 use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
@@ -90,7 +88,7 @@ trait Entry {
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width, two a round
-/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher and the start.
+/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher, and two at the start.
 const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
@@ -100,7 +98,7 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32
         i += 1;
     }
     // The conversion: one a token of either sequence, one a stage of maximum and of scale items, one an item, the publisher's.
-    tiles + 3 + if converts { 6 } else { 0 }
+    tiles + 4 + if converts { 6 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -178,57 +176,30 @@ unsafe fn list<E: Entry>() -> *const Item {
     unsafe { (*params).items.add((ctaid_again() * (*params).items_per_block) as usize) }
 }
 
-/// The kernel: start, then the roles.
+/// The kernel: initialises the ring, then the roles.
+///
+/// Registers are exchanged and the first item is loaded before the block's barrier, all at a time. Nothing is prefetched: tensor maps made the other
+/// loads wait 0.4 us, and a load waits 1.5 us for a prefetch of its line.
 ///
 /// # Safety
 /// As the entries.
 #[inline(always)]
 unsafe fn run<E: Entry>() {
-    // SAFETY: the caller's; the barrier follows the start.
-    unsafe {
-        start::<E>();
-        thread::sync_threads();
-        roles::<E>();
-    }
-}
-
-/// Initialises the ring, and starts to fetch what each block needs first. A barrier of the block must follow.
-///
-/// # Safety
-/// As the entries; all threads of the block.
-#[inline(always)]
-unsafe fn start<E: Entry>() {
-    let t = thread::thread_idx_x();
-    // SAFETY: as the caller promises.
-    unsafe {
-        // The first item, the tensor maps and the limit of k are cold misses: they start before anything else.
-        prefetch_l1(list::<E>());
-        let map = t.wrapping_sub(32);
-        let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
-        prefetch_tensormap_if(map < (*E::params()).num_maps, maps.wrapping_add(map as usize));
-        prefetch_l1_if(!(*E::params()).k_limit.is_null(), (*E::params()).k_limit);
-        // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
-        if (if E::CONVERTS { tid_again() } else { t }) == 0 {
-            Ring::new().init(2);
-        }
-    }
-}
-
-/// All products of this block's list.
-///
-/// # Safety
-/// As the entries; all threads of the block, after [`start`] and a barrier.
-#[inline(always)]
-unsafe fn roles<E: Entry>() {
     let ring = Ring::new();
     let t = thread::thread_idx_x();
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
-    // warp.
+    // warp. All threads of the block meet at one barrier, in either branch.
     unsafe {
+        // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
+        if (if E::CONVERTS { tid_again() } else { t }) == 0 {
+            ring.init(2);
+        }
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
+            let first = *list::<E>();
+            named_barrier(config::named_barrier::BLOCK, config::THREADS);
             if t == 0 {
-                producer::produce_list::<E>(ring);
+                producer::produce_list::<E>(ring, first);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
             } else if t >= 32 && !E::CONVERTS {
@@ -236,25 +207,23 @@ unsafe fn roles<E: Entry>() {
             }
         } else {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
-            consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 });
+            let first = *list::<E>();
+            named_barrier(config::named_barrier::BLOCK, config::THREADS);
+            consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 }, first);
         }
     }
 }
 
-/// A consumer warpgroup's walk over the list.
+/// A consumer warpgroup's walk over the list, whose first item is `item`.
 ///
 /// # Safety
 /// As [`run`]; all threads of the warpgroup.
 #[inline(always)]
-unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
+unsafe fn consume_list<E: Entry>(consumer: &mut Consumer, mut item: Item) {
     // SAFETY: lists end with an item of 0 k-blocks; the item is the same for the whole warpgroup, so all of it takes the same arm.
     unsafe {
         let mut next = list::<E>();
-        loop {
-            let item = *next;
-            if item.k_blocks == 0 {
-                break;
-            }
+        while item.k_blocks != 0 {
             next = next.add(1);
             prefetch_l1(next);
             if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
@@ -268,6 +237,7 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer) {
                     _ => consumer.tile::<E, 64>(&item),
                 }
             }
+            item = *next;
         }
         // Shared memory must outlive the last stores' reads.
         bulk_wait_read_if(consumer.thread == 0);

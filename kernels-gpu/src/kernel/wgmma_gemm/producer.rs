@@ -18,51 +18,58 @@ const NO_LIMIT: u32 = u32::MAX;
 /// A coordinate that is outside of every tensor along k: their extents are below 2^30.
 const OUTSIDE: u32 = 1 << 30;
 
-/// The producer's walk over the list.
+/// The producer's walk over the list, whose first item is `item`.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
 #[inline(always)]
-pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring) {
+pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, mut item: Item) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
         let mut next = list::<E>();
         let loaded_limit = load_k_limit::<E>();
-        loop {
-            let item = *next;
-            if item.k_blocks == 0 {
-                break;
-            }
+        while item.k_blocks != 0 {
             next = next.add(1);
             prefetch_l1(next);
-            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
-                ring.load_rows::<E>(&item);
-                continue;
+            produce_item::<E>(&mut ring, &item, loaded_limit, next);
+            item = *next;
+        }
+    }
+}
+
+/// Streams the item before `next` in the list.
+///
+/// # Safety
+/// As [`produce_list`].
+#[inline(always)]
+unsafe fn produce_item<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, next: *const Item) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+            return ring.load_rows::<E>(item);
+        }
+        if item.kind == item_kind::REDUCE {
+            return produce_reduce::<E>(ring, item);
+        }
+        if E::CONVERTS {
+            convert::wait_for_operands::<E>(item);
+        }
+        // An owner waits for its parts before its last k-blocks, so that the wait hides behind the full ring. One loop, not two calls: the
+        // hardware fetches only so much of a kernel's code ahead.
+        let is_owner = item.kind == item_kind::OWNER;
+        let mut first = 0;
+        let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
+        loop {
+            produce::<E>(ring, item, loaded_limit, next, first, end);
+            if end == item.k_blocks {
+                break;
             }
-            if item.kind == item_kind::REDUCE {
-                produce_reduce::<E>(&mut ring, &item);
-                continue;
-            }
-            if E::CONVERTS {
-                convert::wait_for_operands::<E>(&item);
-            }
-            // An owner waits for its parts before its last k-blocks, so that the wait hides behind the full ring. One loop, not two calls: a
-            // launch fetches only so much code ahead.
-            let is_owner = item.kind == item_kind::OWNER;
-            let mut first = 0;
-            let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
-            loop {
-                produce::<E>(&mut ring, &item, loaded_limit, next, first, end);
-                if end == item.k_blocks {
-                    break;
-                }
-                wait_for_parts::<E>(&item);
-                first = end;
-                end = item.k_blocks;
-            }
-            if is_owner {
-                produce_parts_to_add::<E>(&mut ring, &item);
-            }
+            wait_for_parts::<E>(item);
+            first = end;
+            end = item.k_blocks;
+        }
+        if is_owner {
+            produce_parts_to_add::<E>(ring, item);
         }
     }
 }

@@ -5,7 +5,6 @@ use super::Sequence;
 use super::consume::{THREADS, largest};
 use crate::kernel::cross_convert::parts::store;
 use crate::kernel::wgmma_gemm::Entry;
-use crate::kernel::wgmma_gemm::operand::Operand;
 use crate::ptx::memory::lds128;
 use crate::tile::power_of_two::{power_of_two, power_of_two_halves};
 
