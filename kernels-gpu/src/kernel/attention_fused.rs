@@ -13,6 +13,8 @@
 //!             fields        16 ROW_TILES       as in `attention_short.rs`
 //!             factors       64 ROW_TILES       as in `attention_short.rs`
 //!             mbarriers     16 `stages`        full, empty of each stage
+//! Barriers  A producer warp without rows meets the others at `bar.sync` of its own, which counts warps, not places in the program;
+//!           compute-sanitizer's synccheck calls that divergent.
 //! Registers at most 128 a thread for 4 and 5 row tiles (3 blocks on an SM).
 //! Preconditions
 //!           As `attention_short.rs`, and no chunk is longer than R (one that is counts as breaking a rule, see `chunks.rs`); maps and `stages` as
