@@ -54,7 +54,7 @@ impl Plan {
         };
         let products = products(shape, segments);
         let converting = || GemmPlan::converting(target, &products, &conversion::leads(shape, target.num_sms));
-        // With three products to one conversion there is too little to hide (`High`: 915 us with one launch, 866 with separate ones).
+        // With three products to one conversion there is too little to hide (`High`: 915 us with one launch, 849 to 862 with separate ones).
         let one_launch = target.module == ModuleKind::Hopper && precision == Precision::Fast;
         let converting = if one_launch { converting() } else { None };
         let gemm = match converting {

@@ -54,7 +54,7 @@ pub fn supports_pitches(pitches: &Pitches, c_type: OutputType) -> bool {
     [2 * pitches.a, 2 * pitches.b, c_bytes].iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < most)
 }
 
-/// Tensor maps of a launch that are not the products': what a conversion, or `audio_backward_*`, takes at most.
+/// Tensor maps of a launch that are not the products': what a conversion takes at most.
 pub const LEAD_TENSOR_MAPS: usize = 3;
 
 /// Most tiles, 128 wide, of a plan: a list of 16 MiB, which takes a second to make.

@@ -18,7 +18,7 @@
 //! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all. Converting: maxima of warps `[2 warpgroups][2 sets][8]` words
 //! at 229,440; 229,568 in all.
 //!
-//! **Registers.** 168 at launch; 40 for warpgroup 0 and 232 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
+//! **Registers.** 168 at launch; 56 for warpgroup 0 and 224 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
