@@ -1,4 +1,6 @@
 //! The fused attention kernels: grad_attention is multiplied by the blocks that need it. On Hopper, where no chunk is longer than the short kernel takes.
+use std::fmt;
+
 use attn_backward_kernels::config::{attention, attention_fused as config};
 use attn_backward_kernels::params::AttentionParams;
 use attn_backward_kernels::params_wgmma::AttentionFusedParams;
@@ -48,6 +50,12 @@ impl FusedPlan {
     /// Name of the kernel.
     pub fn kernel(&self) -> String {
         format!("attention_fused_{}", attention::short_rows(self.row_tiles))
+    }
+}
+
+impl fmt::Display for FusedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (grad_attention inside, {} stages of {} k)", self.kernel(), self.stages, config::STAGE_K)
     }
 }
 

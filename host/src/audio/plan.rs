@@ -226,7 +226,10 @@ impl fmt::Display for Plan {
         if let Some(gemm) = &self.d_attn_gemm {
             writeln!(f, "grad_attention: {gemm}")?;
         }
-        writeln!(f, "attention: {}", self.tiles)?;
+        match &self.fused {
+            Some(fused) => writeln!(f, "attention: {fused}, {} blocks a head", self.tiles.short_blocks())?,
+            None => writeln!(f, "attention: {}", self.tiles)?,
+        }
         writeln!(f, "gradients: {}", self.gradients_gemm)?;
         writeln!(f, "launches: {}", self.launches().join(", "))?;
         write!(f, "{}", self.layout)
