@@ -160,7 +160,10 @@ pub struct AttentionFusedParams {
     pub zero_words: u32,
     /// Stages of the ring, 2..=`MAX_STAGES`; the launch's shared memory has room for them.
     pub stages: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
+const _: () = assert!(size_of::<AttentionFusedParams>() == 416); // without padding
 const _: () = assert!(core::mem::offset_of!(AttentionFusedParams, grad_output) == size_of::<TensorMap>());
 
 /// Parameters of the `wgmma_*` kernels, and (`B` = [`Conversion`]) of the `cross_wgmma_fast` kernel.

@@ -62,6 +62,18 @@ fn a_run_leaves_behind_what_the_next_one_needs() {
     assert_eq!(bits(&once), bits(&twice));
 }
 
+#[test]
+fn stages_are_filled_again_and_again() {
+    // Five k-blocks: with two stages both phases of each come twice.
+    for (len, stages) in [(64, 2), (80, 3), (96, 2), (128, 3)] {
+        let inputs = inputs(cu_seqlens_of(&[len, 33], 0), 5, 7);
+        let plan = Plan::new(&inputs.shape().unwrap(), &inputs.cu_seqlens, &target(5)).unwrap();
+        let Some(mut gpu) = Simulator::hopper(5) else { return };
+        let found = hopper::audio_backward_with_stages(&mut gpu, &inputs, &plan, stages, 1, None);
+        assert_audio(&found, &audio::reference::backward(&inputs).unwrap());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 32, ..ProptestConfig::default() })]
 

@@ -44,7 +44,8 @@ impl FusedPlan {
         }
         let most = config::blocks_per_sm(row_tiles);
         let stages = config::stages(row_tiles, most.min(blocks_per_sm.try_into().unwrap_or(most)));
-        Some(FusedPlan { row_tiles, stages })
+        let fits = config::shared_bytes(row_tiles, stages) as usize <= target.max_shared_bytes;
+        (fits && chunks <= config::MAX_CHUNKS).then_some(FusedPlan { row_tiles, stages })
     }
 
     /// Name of the kernel.
@@ -115,6 +116,7 @@ impl FusedAttention {
             zero: zero as *mut u32,
             zero_words: (zero_bytes / 4) as u32,
             stages: self.plan.stages,
+            reserved: [0; 2],
         })
     }
 

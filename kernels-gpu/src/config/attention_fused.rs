@@ -6,6 +6,9 @@ pub const STAGE_K: u32 = 64;
 /// Most stages: what the whole shared memory of an SM holds of the smallest.
 pub const MAX_STAGES: u32 = 12;
 
+/// Most chunks of a launch: the kernel counts the threads of all its blocks in 32 bits.
+pub const MAX_CHUNKS: usize = 1 << 24;
+
 /// Warps that multiply: one warpgroup, or two of 64 tokens each.
 pub const fn multiplying_warps(row_tiles: u32) -> u32 {
     if row_tiles == 8 { 8 } else { 4 }

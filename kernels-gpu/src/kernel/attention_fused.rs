@@ -17,7 +17,7 @@
 //!           compute-sanitizer's synccheck calls that divergent.
 //! Registers at most 128 a thread for 4 and 5 row tiles (3 blocks on an SM).
 //! Preconditions
-//!           As `attention_short.rs`, and no chunk is longer than R (one that is counts as breaking a rule, see `chunks.rs`); maps and `stages` as
+//!           As `attention_short.rs`, at most `MAX_CHUNKS` chunks, and no chunk is longer than R (one that is counts as breaking a rule, see `chunks.rs`); maps and `stages` as
 //!           `params_wgmma::AttentionFusedParams` says.
 //! Order     Everything is fetched first; S and P are computed while the stages arrive; then dA; then as `attention_short.rs`. V waits in
 //!           registers for its place.

@@ -105,8 +105,21 @@ pub(super) fn wgmma_params(
 /// All gradients of operation A, by the two launches of `plan`, whose capacity holds the chunks of `inputs`; `runs` times, so that what a run leaves
 /// behind meets another. Block `ahead` of the products runs ahead of the others, if one is given.
 pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: usize, ahead: Option<u64>) -> Gradients {
+    let (_, stages) = plan.fused().expect("a plan with a fused kernel");
+    audio_backward_with_stages(gpu, inputs, plan, stages, runs, ahead)
+}
+
+/// [`audio_backward`] with so many stages in the fused kernel's ring, not those of the plan.
+pub fn audio_backward_with_stages(
+    gpu: &mut Simulator,
+    inputs: &Inputs,
+    plan: &Plan,
+    stages: u32,
+    runs: usize,
+    ahead: Option<u64>,
+) -> Gradients {
     let shape = *plan.shape();
-    let (row_tiles, stages) = plan.fused().expect("a plan with a fused kernel");
+    let (row_tiles, _) = plan.fused().expect("a plan with a fused kernel");
     let num_chunks = plan.capacity().num_chunks;
     let padded = inputs.cu_seqlens.padded(num_chunks).expect("inside of the capacity");
     let cu_seqlens = gpu.upload(&Array1::from(padded.offsets().to_vec()));
@@ -199,6 +212,7 @@ pub fn audio_backward(gpu: &mut Simulator, inputs: &Inputs, plan: &Plan, runs: u
         zero: gemm.counters,
         zero_words: hopper.num_counters() as u32,
         stages,
+        reserved: [0; 2],
     };
     let fused_size = Size {
         grid: [plan.tiles().short_blocks(), shape.num_heads as u32, 1],
