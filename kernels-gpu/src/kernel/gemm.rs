@@ -26,8 +26,8 @@
 //! **Registers** (ptxas 13.0, no spills, no stack), accumulators and the two buffers of fragments among them:
 //! ```text
 //!                        sm_80  sm_90a  accumulators  fragments
-//! gemm_bf16, gemm_f16      254     230           128     2 x 32
-//! gemm_f16_promoted        255     254           128     2 x 32
+//! gemm_bf16, gemm_f16      254     229           128     2 x 32
+//! gemm_f16_promoted        255     232           128     2 x 32
 //! ```
 //!
 //! **Preconditions.** `lda`, `ldb`, `ldc`, `n` are multiples of 8; `k` (K-major A) or `m` (MN-major A) is a multiple of 8; A, B, C and `partials`
@@ -444,10 +444,10 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// The stage after the one at `stage`, of a ring at `ring`.
+/// The stage after the one at `stage`, of a ring from `first` to `last`.
 #[inline(always)]
-fn next_stage(stage: u32, ring: u32) -> u32 {
-    if stage == ring + (STAGES - 1) * STAGE_BYTES { ring } else { stage + STAGE_BYTES }
+fn next_stage(stage: u32, first: u32, last: u32) -> u32 {
+    if stage == last { first } else { stage + STAGE_BYTES }
 }
 
 /// The block's sums over k-blocks `blocks.0 .. blocks.1` of segments of depth `k`, this warp's part. Promoted: of the last [`PROMOTE_BLOCKS`] at most; if there
@@ -466,11 +466,19 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
     let mut sums = ZERO;
     let count = blocks.1 - blocks.0;
     let ring = dynamic_base();
+    let ring_end = ring + (STAGES - 1) * STAGE_BYTES;
+    // After its last k-block a block reads fragments of a next one, which it does not use. Few k-blocks use few stages: it reads one of those.
+    let last_filled = ring + (count.clamp(1, STAGES) - 1) * STAGE_BYTES;
     let mut loader = Loader::new::<A>(product, place, first_of(tile), k, blocks.0);
     let (a_lane, b_lane) = (A::lane_offset(place), OPERAND_BYTES + b_mn_major_lane(place.lane, place.n));
     // SAFETY: a stage is overwritten after the barrier behind which nobody reads it, and read after the barrier that all threads
     // reach when their copies to it have arrived. Every thread runs the same number of k-blocks.
     unsafe {
+        if PROMOTED && count == 0 {
+            // Zeros for the first fragments, which are read in any case: a condition of the outer loop would cost spills.
+            loader.a.start(ring, core::ptr::null(), 0);
+            loader.b.start(ring + OPERAND_BYTES, core::ptr::null(), 0);
+        }
         let mut write = ring;
         let mut loaded = 0;
         while loaded < STAGES - 1 {
@@ -478,14 +486,14 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
                 loader.start::<A>(write);
             }
             cp_async_commit();
-            write = next_stage(write, ring);
+            write = next_stage(write, ring, ring_end);
             loaded += 1;
         }
         cp_async_wait::<{ STAGES - 2 }>();
         sync_threads();
         let mut read = ring;
         let mut done = 0;
-        loop {
+        while PROMOTED || count > 0 {
             // Read here, not carried over: a promotion then has the fragments' registers for itself.
             let mut a = [A::fragments(read + a_lane, 0), [[0; 4]; 4]];
             let mut b = [fragments_b(read + b_lane, 0), [[0; 4]; PAIRS]];
@@ -494,7 +502,7 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
                     if step == K_STEPS - 1 {
                         cp_async_wait::<{ STAGES - 2 }>();
                         sync_threads();
-                        read = next_stage(read, ring);
+                        read = next_stage(read, ring, last_filled);
                     }
                     let (now, next, next_step) = (step % 2, (step + 1) % 2, ((step + 1) % K_STEPS) as u32);
                     a[next] = A::fragments(read + a_lane, next_step);
@@ -504,7 +512,7 @@ unsafe fn multiply<O: Operand, A: LayoutA, const PROMOTED: bool>(
                             loader.start::<A>(write);
                         }
                         cp_async_commit();
-                        write = next_stage(write, ring);
+                        write = next_stage(write, ring, ring_end);
                     }
                     for i in 0..4 {
                         for j in 0..PAIRS {

@@ -36,8 +36,6 @@ pub struct Options {
     pub max_warp_instructions: u64,
     /// Whether unordered accesses of two warps to one word of shared memory are faults.
     pub detect_races: bool,
-    /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
-    pub detect_unwritten_shared: bool,
     /// Index of a block that runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
     /// do long before they have done it, so that waits which are missing are seen. All blocks run on one thread then.
     pub ahead: Option<u64>,
@@ -46,7 +44,7 @@ pub struct Options {
 impl Default for Options {
     /// All checks, 2^30 instructions a block, and blocks side by side.
     fn default() -> Self {
-        Options { max_warp_instructions: 1 << 30, detect_races: true, detect_unwritten_shared: true, ahead: None }
+        Options { max_warp_instructions: 1 << 30, detect_races: true, ahead: None }
     }
 }
 
@@ -292,7 +290,6 @@ impl Launch<'_> {
                 }) as u64
             }
         };
-        let Options { detect_races, detect_unwritten_shared, .. } = self.options;
         let bytes = static_bytes + self.shared_bytes;
         Block {
             index,
@@ -300,7 +297,7 @@ impl Launch<'_> {
             warps: (0..warps).map(|warp| Warp::new(program, warp as usize, special(warp))).collect(),
             states: vec![State::Ready; warps as usize],
             barriers: [IDLE; BARRIERS],
-            shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
+            shared: Shared::new(bytes, self.options.detect_races, warps as usize),
             stats: Stats { blocks: 1, ..Stats::default() },
         }
     }

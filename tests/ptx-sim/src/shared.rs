@@ -67,7 +67,6 @@ pub(crate) struct Shared {
     history: Vec<History>,
     bytes: u64,
     detect_races: bool,
-    detect_unwritten: bool,
     time: u32,
     clocks: Vec<Clocks>,
     /// What releases at a word made known.
@@ -80,7 +79,7 @@ fn join(into: &mut Clocks, from: &Clocks) {
 }
 
 impl Shared {
-    pub fn new(bytes: usize, detect_races: bool, detect_unwritten: bool, warps: usize) -> Self {
+    pub fn new(bytes: usize, detect_races: bool, warps: usize) -> Self {
         let words = bytes.div_ceil(4);
         Shared {
             words: vec![u32::MAX; words],
@@ -88,7 +87,6 @@ impl Shared {
             history: vec![History::default(); if detect_races { words } else { 0 }],
             bytes: bytes as u64,
             detect_races,
-            detect_unwritten,
             time: 0,
             clocks: vec![NOTHING; warps],
             released: HashMap::new(),
@@ -248,7 +246,7 @@ impl Shared {
             if flags & PENDING != 0 {
                 return Err(Cause::PendingCopy { address: Self::address(word) });
             }
-            if flags & need != need && self.detect_unwritten {
+            if flags & need != need {
                 return Err(Cause::Unwritten { space: Space::Shared, address: Self::address(word) });
             }
             if self.detect_races {

@@ -3,7 +3,7 @@
 use attn_backward::gemm::portable::PortablePlan;
 use attn_backward::gemm::{Operands, ProductTensors};
 
-use super::{Options, Simulator, Size};
+use super::{Simulator, Size};
 
 /// The entry that computes a group of products.
 pub fn entry(operands: Operands) -> &'static str {
@@ -18,9 +18,6 @@ pub fn entry(operands: Operands) -> &'static str {
 #[track_caller]
 pub fn run(gpu: &mut Simulator, operands: Operands, plan: &PortablePlan, tensors: &[ProductTensors], workspace: u64) {
     let params = plan.params(tensors, workspace).expect("tensors of every product");
-    // After its last k-block a block reads fragments of a next one, which it does not use: of a stage that may never have been filled.
-    // Such a stage holds NaN, so that using them would be seen.
-    let options = Options { detect_unwritten_shared: false, ..Options::default() };
     let launches = [
         (entry(operands), plan.blocks(), plan.threads(), plan.smem_bytes()),
         ("gemm_reduce", plan.reduce_blocks(), PortablePlan::REDUCE_THREADS, 0),
@@ -28,7 +25,7 @@ pub fn run(gpu: &mut Simulator, operands: Operands, plan: &PortablePlan, tensors
     for (entry, blocks, block, shared_bytes) in launches {
         if blocks > 0 {
             let size = Size { grid: [blocks, 1, 1], block, shared_bytes: shared_bytes as usize };
-            gpu.launch_with(entry, size, &params, options);
+            gpu.launch(entry, size, &params);
         }
     }
 }
