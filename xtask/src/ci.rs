@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use crate::process::{command, run as run_command};
-use crate::{check_ptx, tidy};
+use crate::{check_ptx, simulated_gpu, tidy};
 
 /// One step of it.
 type Step = (&'static str, fn() -> anyhow::Result<()>);
 
 /// Quick checks first. clippy, doc and tests share the dev profile (optimised in this workspace), so that dependencies compile once for
 /// checking and once for running.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("fmt", || run_command(&mut command("cargo", "fmt --all --check"))),
     ("fmt of the fixture", || {
         run_command(&mut command(
@@ -26,6 +26,7 @@ const STEPS: [Step; 7] = [
         run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
     }),
     ("test", || run_command(&mut command("cargo", "test --workspace --locked"))),
+    ("GPU tests on the simulated GPU", || simulated_gpu::run("")),
 ];
 
 /// Stops at the first step that fails.

@@ -1,9 +1,9 @@
-//! `gpu-test`: the tests that need a GPU, alone or under compute-sanitizer.
+//! `gpu-test`: the tests that need a GPU: on one, alone or under compute-sanitizer, or on a simulated one.
 
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::process;
+use crate::{process, simulated_gpu};
 
 /// Options of `gpu-test`.
 #[derive(clap::Args)]
@@ -11,6 +11,9 @@ pub struct Arguments {
     /// Run under compute-sanitizer; any finding is a failure. Slow: name the tests to run.
     #[arg(long, value_name = "TOOL")]
     sanitize: Option<Tool>,
+    /// Run without a GPU, on the simulated one of `tests/ptx-sim-driver`. Slow: without a filter, the larger tests are left out.
+    #[arg(long, conflicts_with = "sanitize")]
+    simulated: bool,
     /// Runs the tests whose name holds this text; all by default.
     #[arg(default_value = "")]
     filter: String,
@@ -29,6 +32,9 @@ enum Tool {
 
 /// Runs the tests one after another: they share one GPU.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.simulated {
+        return simulated_gpu::run(&arguments.filter);
+    }
     let mut command = process::command("cargo", "test --release -p attn-backward-tests --test gpu");
     if let Some(tool) = arguments.sanitize {
         let program = process::on_path("compute-sanitizer")

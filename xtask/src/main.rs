@@ -6,6 +6,7 @@ mod gpu_test;
 mod process;
 mod ptxas;
 mod setup;
+mod simulated_gpu;
 mod tidy;
 
 use std::process::ExitCode;
@@ -40,9 +41,9 @@ enum Command {
     },
     /// Check what the style asks for and neither rustfmt nor clippy knows.
     Tidy,
-    /// Everything that a change must pass: fmt, tidy, check-ptx, clippy, doc, tests.
+    /// Everything that a change must pass: fmt, tidy, check-ptx, clippy, doc, tests, GPU tests on the simulated GPU.
     Ci,
-    /// Run the GPU tests.
+    /// Run the GPU tests, on a GPU or on the simulated one.
     GpuTest(gpu_test::Arguments),
 }
 

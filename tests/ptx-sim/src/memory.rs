@@ -123,6 +123,37 @@ impl Memory {
         address
     }
 
+    /// Ends an allocation: whoever touches it afterwards, host or kernel, is out of bounds.
+    ///
+    /// # Errors
+    /// [`Error::HostAccess`] if no allocation that has not ended starts at `address`.
+    pub fn free(&mut self, address: u64) -> Result<(), Error> {
+        let index = (address >> ALLOCATION_SHIFT).wrapping_sub(1) as usize;
+        let allocation = self.allocations.get_mut(index).filter(|found| found.address == address && found.bytes > 0);
+        let nothing = Error::HostAccess { address, bytes: 0, reason: "no allocation starts there" };
+        *allocation.ok_or(nothing)? = Allocation { address, bytes: 0, words: Vec::new(), flags: Vec::new() };
+        Ok(())
+    }
+
+    /// Whether `bytes` bytes at `address` lie in one allocation.
+    pub fn contains(&self, address: u64, bytes: usize) -> bool {
+        self.find(address, bytes as u64).is_some()
+    }
+
+    /// Copies bytes from the host to `address` (any alignment).
+    ///
+    /// # Errors
+    /// [`Error::HostAccess`] if they are not inside one allocation.
+    pub fn write_bytes(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        let (allocation, start) = self.host_range(address, bytes.len())?;
+        for (offset, byte) in (start..).zip(bytes) {
+            let (word, shift) = (&allocation.words[offset / 4], 8 * (offset % 4));
+            word.store(word.load(Relaxed) & !(0xff << shift) | u32::from(*byte) << shift, Relaxed);
+            allocation.flags[offset / 4].fetch_or(1 << (offset % 4), Relaxed);
+        }
+        Ok(())
+    }
+
     /// The allocation and byte offset of a range.
     #[inline]
     fn find(&self, address: u64, bytes: u64) -> Option<(&Allocation, u64)> {
@@ -273,6 +304,20 @@ mod tests {
         assert_eq!(memory.download::<f32>(floats + 4, 1)?, [-2.0]);
         assert!(memory.download::<u8>(bytes, 6).is_err() && memory.download::<u8>(bytes - 1, 1).is_err());
         assert!(bytes.is_multiple_of(256));
+        Ok(())
+    }
+
+    #[test]
+    fn memory_that_was_freed_is_nobodys() -> Result<(), Error> {
+        let mut memory = Memory::new();
+        let (first, second) = (memory.alloc_zeroed(8), memory.alloc_zeroed(8));
+        assert!(memory.free(first + 4).is_err());
+        memory.free(first)?;
+        assert!(memory.free(first).is_err() && memory.download::<u8>(first, 1).is_err() && !memory.contains(first, 1));
+        assert!(memory.read(first, 4, &mut [0; 4]).is_err());
+        memory.write_bytes(second + 3, &[1, 2])?;
+        assert_eq!(memory.download::<u8>(second, 8)?, [0, 0, 0, 1, 2, 0, 0, 0]);
+        assert!(memory.write_bytes(second + 7, &[1, 2]).is_err() && memory.contains(second, 8));
         Ok(())
     }
 

@@ -26,18 +26,33 @@ pub struct TensorMap {
 }
 
 impl TensorMap {
+    /// The rule that the map breaks, if it breaks one.
+    pub fn broken_rule(&self) -> Option<&'static str> {
+        let rank = self.dims.len();
+        if !(1..=MAX_RANK).contains(&rank) || self.box_dims.len() != rank || self.outer_strides_bytes.len() + 1 != rank
+        {
+            return Some("the same 1 to 4 dimensions in all arrays");
+        }
+        let strides = &self.outer_strides_bytes;
+        let rules = [
+            (matches!(self.element_bytes, 2 | 4), "elements of 2 or 4 bytes"),
+            (self.dims.iter().all(|extent| (1..=1 << 32).contains(extent)), "extents from 1 to 2^32"),
+            (strides.iter().all(|bytes| *bytes < 1 << 40), "strides below 2^40 bytes"),
+            (strides.iter().chain([&self.address]).all(|bytes| bytes.is_multiple_of(16)), "multiples of 16 bytes"),
+            (self.box_dims.iter().all(|extent| (1..=256).contains(extent)), "box extents from 1 to 256"),
+            (self.row_bytes().is_multiple_of(16), "box rows of a multiple of 16 bytes"),
+            (!self.swizzled || self.row_bytes() == 128, "box rows of 128 bytes where they are swizzled"),
+        ];
+        rules.into_iter().find(|(kept, _)| !kept).map(|(_, rule)| rule)
+    }
+
     /// The map as a kernel gets it.
     ///
     /// # Panics
-    /// If the arrays do not speak of the same 1 to 4 dimensions, or break one of the rules above.
+    /// If there is a [`TensorMap::broken_rule`].
     pub fn encode(&self) -> [u64; 16] {
         let rank = self.dims.len();
-        assert!((1..=MAX_RANK).contains(&rank) && self.box_dims.len() == rank, "{self:?}: ranks differ");
-        assert_eq!(self.outer_strides_bytes.len() + 1, rank, "{self:?}: ranks differ");
-        let aligned = self.outer_strides_bytes.iter().chain([&self.address]).all(|bytes| bytes.is_multiple_of(16));
-        let row = self.row_bytes();
-        assert!(aligned && row.is_multiple_of(16) && (!self.swizzled || row == 128), "{self:?}: alignment or box");
-        assert!(self.box_dims.iter().all(|extent| (1..=256).contains(extent)), "{self:?}: box");
+        assert_eq!(self.broken_rule(), None, "{self:?}");
         let mut words = [0; 16];
         words[..3].copy_from_slice(&[MAGIC, self.address, rank as u64 | u64::from(self.element_bytes) << 32]);
         words[3..3 + rank].copy_from_slice(&self.dims);
