@@ -198,35 +198,3 @@ pub struct WgmmaParams<B = Rider> {
 // what a kernel takes at most, on any driver
 const _: () = assert!(size_of::<WgmmaParams>() == 3888 && size_of::<WgmmaParams<Conversion>>() == 3968);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);
-
-impl<B> WgmmaParams<B> {
-    /// The same products with something else beside them.
-    pub fn with_beside<C>(self, beside: C) -> WgmmaParams<C> {
-        let WgmmaParams {
-            maps,
-            products,
-            items,
-            workspace,
-            counters,
-            items_per_block,
-            num_maps,
-            k_limit,
-            k_rows,
-            reserved,
-            ..
-        } = self;
-        WgmmaParams {
-            maps,
-            products,
-            items,
-            workspace,
-            counters,
-            items_per_block,
-            num_maps,
-            k_limit,
-            k_rows,
-            reserved,
-            beside,
-        }
-    }
-}

@@ -54,14 +54,16 @@ fn encode(accumulation: Accumulation, spec: &TensorMapSpec, tensors: &ProductTen
     TensorMap(map.encode())
 }
 
-/// Parameters of a launch of a plan's products, with A and B of type `element`. Counters are poisoned unless `zeroed`.
-pub(super) fn wgmma_params(
+/// Parameters of a launch of a plan's products, with A and B of type `element`, and of what it does `beside` them. Counters are poisoned unless
+/// `zeroed`.
+pub(super) fn wgmma_params<B>(
     gpu: &mut Simulator,
     plan: &HopperPlan,
     element: ElementType,
     tensors: &[ProductTensors],
     zeroed: bool,
-) -> WgmmaParams {
+    beside: B,
+) -> WgmmaParams<B> {
     let pitches: Vec<Pitches> = tensors.iter().map(pitches).collect();
     let specs = plan.tensor_maps(element, &pitches);
     let mut maps = [TensorMap([0; 16]); MAX_TENSOR_MAPS];
@@ -98,7 +100,7 @@ pub(super) fn wgmma_params(
         k_limit: limited.map_or(0, |(of, _)| of.k_limit) as *const i32,
         k_rows: limited.map_or(0, |(_, shape)| shape.k as u32),
         reserved: 0,
-        beside: Rider::NONE,
+        beside,
     }
 }
 
@@ -180,7 +182,6 @@ pub fn audio_backward_with_stages(
         wgrad(grad_output, pitch, o, grad_weights[3], [boundary, 0]),
     ];
     let hopper = plan.gradients_gemm().hopper().expect("the Hopper module");
-    let gemm = wgmma_params(gpu, hopper, ElementType::Bf16, &tensors, false);
     let sum = |i: u32| PartialSum {
         partials: (bias_partials + u64::from(4 * i * pitch)) as *const f32,
         out: grad_biases[i as usize] as *mut u16,
@@ -192,6 +193,7 @@ pub fn audio_backward_with_stages(
     let column_sum =
         ColumnSum { x: grad_output as *const u16, out: grad_biases[3] as *mut u16, rows: rows as u32, columns: pitch };
     let rider = Rider { column_sum, partial_sums: [0, 1, 2].map(sum), ..Rider::NONE };
+    let gemm = wgmma_params(gpu, hopper, ElementType::Bf16, &tensors, false, rider);
 
     let map = |address, rows: u32, box_dims: [u32; 2]| {
         let map = ptx_sim::TensorMap {
@@ -229,7 +231,7 @@ pub fn audio_backward_with_stages(
     for _ in 0..runs {
         let name = format!("attention_fused_{}", attention::short_rows(row_tiles));
         gpu.launch_with(&name, fused_size, &fused, options(None));
-        gpu.launch_with("wgmma_bf16_bf16", size, &WgmmaParams { beside: rider, ..gemm }, options(ahead));
+        gpu.launch_with("wgmma_bf16_bf16", size, &gemm, options(ahead));
     }
 
     let weight = |i: usize| gpu.download(grad_weights[i], (d_model, d_model));

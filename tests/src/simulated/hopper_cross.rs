@@ -5,7 +5,7 @@ use attn_backward::cross::scales::Operands;
 use attn_backward::cross::{Gradients, Inputs, Plan, Precision, Shape};
 use attn_backward::gemm::hopper::ElementType;
 use attn_backward_kernels::config::wgmma;
-use attn_backward_kernels::params_wgmma::{Conversion, TensorMap, WgmmaParams};
+use attn_backward_kernels::params_wgmma::{Conversion, TensorMap};
 use attn_backward_kernels::scale::operand_exponent;
 use ndarray::Array1;
 
@@ -51,7 +51,6 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Op
 
     // The products' exponents are maxima here, which the kernel turns into exponents itself.
     let products = converted.products(&shape, precision, converted.maxima, &gradients);
-    let gemm = wgmma_params(gpu, hopper, ElementType::F16, &products, true);
     let [tokens_dec, tokens_enc] = stage_tokens(&shape);
     let conversion = Conversion {
         decoder_hidden_states: of.decoder_hidden_states,
@@ -78,10 +77,11 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Op
         head_dim: of.head_dim,
         hidden_size: of.hidden_size,
         cross_hidden_size: of.cross_hidden_size,
-        first_map: gemm.num_maps,
+        first_map: 0, // set below
         tokens_per_stage: [tokens_dec, tokens_enc],
     };
-    let mut params: WgmmaParams<Conversion> = gemm.with_beside(conversion);
+    let mut params = wgmma_params(gpu, hopper, ElementType::F16, &products, true, conversion);
+    params.beside.first_map = params.num_maps;
     let maps = [
         (of.grad_query_states, shape.seq_len_dec, tokens_dec),
         (of.grad_key_states, shape.seq_len_enc, tokens_enc),

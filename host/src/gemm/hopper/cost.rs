@@ -7,6 +7,7 @@ use attn_backward_kernels::config::wgmma::PROMOTE_K_BLOCKS;
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::Accumulation;
+use crate::gemm::ProductShape;
 
 /// From the launch to the first finished k-block, and the launch itself as events see it.
 pub const START_NS: u64 = 4_900;
@@ -32,11 +33,11 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of tiles `width` columns wide, of a product with this layout of A and type of C.
+    /// Of tiles of `product` that are `width` columns wide: they depend on the layout of A and the type of C.
     ///
     /// bf16: medians of whole launches of operation A's suite; MN-major A from tiles whose ring was full when they began, K-major A from deep ones.
-    pub fn of(accumulation: Accumulation, width: u32, a_major: Major, c_type: OutputType) -> Self {
-        let mut cost = match (c_type, a_major, width) {
+    pub fn of(accumulation: Accumulation, width: u32, product: &ProductShape) -> Self {
+        let mut cost = match (product.c_type, product.a_major, width) {
             (OutputType::Bf16, Major::Mn, 256) => Cost { k_block: 620, tile: 1400, part: 3000, add: 1100 },
             (OutputType::Bf16, Major::Mn, 192) => Cost { k_block: 458, tile: 1290, part: 2900, add: 800 },
             (OutputType::Bf16, Major::Mn, _) => Cost { k_block: 345, tile: 830, part: 1900, add: 500 },

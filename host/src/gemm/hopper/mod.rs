@@ -100,9 +100,7 @@ impl HopperPlan {
     /// The schedule of given tilings.
     fn with_tilings(accumulation: Accumulation, products: &[ProductShape], tilings: Vec<Tiling>, lead: &Lead) -> Self {
         let groups = search::groups(products, &tilings);
-        let cost = |group: &TileGroup| {
-            Cost::of(accumulation, group.width, products[group.product].a_major, products[group.product].c_type)
-        };
+        let cost = |group: &TileGroup| Cost::of(accumulation, group.width, &products[group.product]);
         let (runs, num_items) = schedule::runs(&groups, lead, cost);
         let mut lists = Lists::new(accumulation, products, &groups, lead);
         let times = schedule::play(&groups, (&runs, num_items), lead, cost, |block, item| lists.push(block, item));

@@ -126,14 +126,7 @@ impl Search<'_> {
     /// Makespan of a choice; `None` if it is certainly not below `limit`, needs too many tensor maps, or the effort is spent.
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
         let groups = groups(self.products, tilings);
-        let cost = |group: &TileGroup| {
-            Cost::of(
-                self.accumulation,
-                group.width,
-                self.products[group.product].a_major,
-                self.products[group.product].c_type,
-            )
-        };
+        let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, &self.products[group.product]);
         let (runs, items) = runs(&groups, self.lead, cost);
         let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
         let most = if self.lead.converts() { MAX_ITEMS_PLAYED_CONVERTING } else { MAX_ITEMS_PLAYED };
