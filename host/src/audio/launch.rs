@@ -1,6 +1,6 @@
 //! Operation A on a GPU: plan and tensors -> launches on a stream.
 //!
-//! **Order.** On Hopper, where no chunk is longer than the short kernel takes: the fused attention kernel, gradients GEMM. Else: memset (counters, if no rider
+//! **Order.** On Hopper, where no chunk is longer than the short kernel takes: the fused attention kernel, gradients GEMM (a dependent launch). Else: memset (counters, if no rider
 //! zeroes them), grad_attention GEMM, column sums, attention kernels, gradients GEMM, bias sums. Where those GEMMs are wgmma kernels their riders
 //! do the small work instead: the first one zeroes the counters of the second (so does the fused kernel), the second sums columns and biases.
 //!
@@ -111,16 +111,18 @@ impl Backward {
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work. Each launch reads what
         // those before it on the stream wrote.
         unsafe {
-            match &self.attention {
+            let launch = match &self.attention {
                 Attention::Fused(fused) => {
                     let attention = fused.prepare(inputs, attention, products.counters())?;
                     fused.launch(stream, &attention)?;
+                    Launch::Dependent
                 }
                 Attention::Separate(separate) => {
                     self.launch_separate(stream, separate, inputs, workspace, attention, &products)?;
+                    Launch::Normal
                 }
-            }
-            self.gradients_gemm.launch_zeroed(stream, &products)?;
+            };
+            self.gradients_gemm.launch_zeroed(stream, &products, launch)?;
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
             }

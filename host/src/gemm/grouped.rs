@@ -118,15 +118,21 @@ impl GroupedGemm {
         // SAFETY: the caller's.
         unsafe {
             prepared.zero_counters(stream)?;
-            self.launch_zeroed(stream, prepared)
+            self.launch_zeroed(stream, prepared, Launch::Normal)
         }
     }
 
-    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed.
+    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed. `launch` is for wgmma kernels: how they follow that work. Those that
+    /// convert are cooperative, whatever it says.
     ///
     /// # Safety
-    /// As [`GroupedGemm::launch`].
-    pub(crate) unsafe fn launch_zeroed(&self, stream: &Stream, prepared: &PreparedGemm) -> Result<(), Error> {
+    /// As [`GroupedGemm::launch`]; dependent launches are for bf16 operands, whose kernels wait.
+    pub(crate) unsafe fn launch_zeroed(
+        &self,
+        stream: &Stream,
+        prepared: &PreparedGemm,
+        launch: Launch,
+    ) -> Result<(), Error> {
         match (&self.plan.schedule, &self.kernels, prepared) {
             (Schedule::Portable(plan), Kernels::Portable { gemm, reduce }, PreparedGemm::Portable(params)) => {
                 let launches = [
@@ -145,14 +151,14 @@ impl GroupedGemm {
             }
             (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, .. }) => {
                 let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
-                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch: launch(plan) };
+                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch };
                 // SAFETY: the caller's.
                 unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
             (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Converting { params, .. }) => {
                 let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
                 let shared_bytes = wgmma::CONVERTING_SMEM_BYTES;
-                let config = LaunchConfig { grid, block, shared_bytes, launch: launch(plan) };
+                let config = LaunchConfig { grid, block, shared_bytes, launch: Launch::Cooperative };
                 // SAFETY: the caller's.
                 unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
@@ -188,16 +194,11 @@ impl PreparedGemm {
     }
 }
 
-/// How a wgmma kernel is launched. Counters mean that blocks wait for parts of others (converting: for operands) and keep their SMs meanwhile. Launched normally, two such
-/// grids on different streams could each hold some SMs and wait for blocks that never find one.
-fn launch(plan: &HopperPlan) -> Launch {
-    if plan.num_counters() > 0 || plan.converts() { Launch::Cooperative } else { Launch::Normal }
-}
-
-/// `Ok` if a GPU of `num_sms` SMs, each of which holds one block, can hold all blocks of `plan` at once, or need not.
+/// `Ok` if a GPU of `num_sms` SMs, each of which holds one block, can hold all blocks of `plan` at once, or need not. Blocks that convert wait for any others and
+/// keep their SMs meanwhile: launched normally, two such grids on different streams could each hold some SMs and wait for blocks that never find one.
 fn check_resident(kernel: &'static str, plan: &HopperPlan, num_sms: u32) -> Result<(), GpuError> {
     let (blocks, available) = (plan.num_blocks(), num_sms as usize);
-    if launch(plan) == Launch::Cooperative && blocks > available {
+    if plan.converts() && blocks > available {
         return Err(GpuError::CooperativeGrid { kernel, blocks, available });
     }
     Ok(())
@@ -340,28 +341,21 @@ mod tests {
 
     use super::*;
     use crate::gemm::ProductShape;
-    use crate::gemm::hopper::KCuts;
+    use crate::gemm::hopper::{KCuts, Lead};
 
-    /// Few and deep tiles on 132 SMs.
-    fn plan(k_cuts: KCuts) -> HopperPlan {
-        let (a_major, c_type) = (Major::Mn, OutputType::Bf16);
+    #[test]
+    fn blocks_that_wait_for_any_others_must_all_fit_on_the_gpu() {
+        let (a_major, c_type) = (Major::Mn, OutputType::F32);
         let product = ProductShape { m: 1280, n: 1280, k: 4096, num_segments: 1, a_major, c_type };
-        HopperPlan::new(Accumulation::Plain, &[product], 132, k_cuts).unwrap()
-    }
-
-    #[test]
-    fn grids_whose_blocks_wait_for_each_other_are_launched_cooperatively() {
-        assert!(plan(KCuts::Allowed).num_counters() > 0);
-        assert_eq!(launch(&plan(KCuts::Allowed)), Launch::Cooperative);
-        assert_eq!(launch(&plan(KCuts::Forbidden)), Launch::Normal);
-    }
-
-    #[test]
-    fn blocks_that_wait_for_each_other_must_all_fit_on_the_gpu() {
-        check_resident("wgmma", &plan(KCuts::Allowed), 132).unwrap();
-        let error = check_resident("wgmma", &plan(KCuts::Allowed), 131).unwrap_err();
+        let plan = |lead: &Lead| HopperPlan::after(Accumulation::Plain, &[product], lead, KCuts::Allowed).unwrap();
+        let converting = Lead { lists: vec![vec![Item { k_blocks: 1, ..Item::END }]; 132], ..Lead::none(132) };
+        check_resident("wgmma", &plan(&converting), 132).unwrap();
+        let error = check_resident("wgmma", &plan(&converting), 131).unwrap_err();
         assert!(matches!(error, GpuError::CooperativeGrid { kernel: "wgmma", blocks: 132, available: 131 }), "{error}");
-        check_resident("wgmma", &plan(KCuts::Forbidden), 131).unwrap();
+        // These wait for blocks before them alone.
+        let waiting = plan(&Lead::none(132));
+        assert!(waiting.num_counters() > 0);
+        check_resident("wgmma", &waiting, 131).unwrap();
     }
 
     #[test]

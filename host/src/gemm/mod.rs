@@ -96,7 +96,7 @@ impl GemmPlan {
     }
 
     /// As [`GemmPlan::new`], but the wgmma kernels cut nothing along K unless `k_cuts` allows it: a launch that has no counters needs no memset
-    /// before it and need not be cooperative.
+    /// before it.
     ///
     /// # Errors
     /// As [`GemmPlan::new`].

@@ -65,6 +65,14 @@ impl LaunchAttribute {
         value[0] = 1;
         LaunchAttribute { id: COOPERATIVE, padding: 0, value }
     }
+
+    /// The kernel starts when the blocks of the launch before have all allowed it.
+    pub(super) fn programmatic_stream_serialization() -> Self {
+        const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+        let mut value = [0; 16];
+        value[0] = 1;
+        LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+    }
 }
 
 unsafe extern "C" {

@@ -15,8 +15,11 @@ const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// When the blocks of a grid may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// Each as soon as there is room for it. Blocks must not wait for each other.
+    /// Each as soon as there is room for it, in the order of their numbers. A block may wait for those before it, not for others.
     Normal,
+    /// As `Normal`, while the launch before still runs, once all of its blocks allow that or have ended: programmatic dependent launch. The kernel waits
+    /// itself for what that launch does (`griddepcontrol.wait`). Compute capability 9.0, a driver of CUDA 11.8 or newer; captured into a graph, 12.3.
+    Dependent,
     /// All together, when there is room for the whole grid: blocks may wait for each other, whatever runs on other streams. Needs a driver
     /// of CUDA 11.8 or newer; the driver refuses a grid that the GPU could never hold at once.
     Cooperative,
@@ -167,8 +170,12 @@ impl Kernel {
         let mut parameters = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let LaunchConfig { grid: [x, y, z], block, shared_bytes, launch } = *config;
         let (function, stream, parameters) = (self.function, stream.as_raw(), parameters.as_mut_ptr());
-        if launch == Launch::Cooperative {
-            let attribute = LaunchAttribute::cooperative();
+        let attribute = match launch {
+            Launch::Normal => None,
+            Launch::Dependent => Some(LaunchAttribute::programmatic_stream_serialization()),
+            Launch::Cooperative => Some(LaunchAttribute::cooperative()),
+        };
+        if let Some(attribute) = attribute {
             let config = RawLaunchConfig {
                 grid: config.grid,
                 block: [block, 1, 1],

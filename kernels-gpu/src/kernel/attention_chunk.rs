@@ -231,6 +231,10 @@ pub(super) unsafe fn gradients<const ROW_TILES: usize>(
         };
         store_bf16(&dq, factor, stage, lanes, dq_rows);
 
+        // The launch behind may bring its code: earlier, that would throw out what this one has still to run.
+        #[cfg(target_feature = "sm_90a")]
+        crate::ptx::hopper::launch_dependents();
+
         // --- dV = P^T dA and dK = scale dS^T Q over all queries: jobs 2 w and 2 w + 1 of dV 0 .., dK 0 .. With an odd number of
         // tiles the middle warp has one of each.
         let (warp, lane) = warp_and_lane();

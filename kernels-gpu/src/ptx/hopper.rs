@@ -515,3 +515,21 @@ pub unsafe fn bulk_wait() {
     // SAFETY: accesses no memory.
     unsafe { asm!("cp.async.bulk.wait_group 0;", options(nostack)) }
 }
+
+/// `griddepcontrol.launch_dependents`: once every block of this launch has executed it or ended, the blocks of the next launch of the stream
+/// may start where there is room, if that is a dependent one. Says nothing about results.
+///
+/// # Safety
+/// The next launch, if dependent, executes [`wait_for_launch_before`] before it touches what this one writes, or writes what this one reads.
+#[inline(always)]
+pub unsafe fn launch_dependents() {
+    // SAFETY: accesses no memory.
+    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
+}
+
+/// `griddepcontrol.wait`: the launch before this one has ended and what it wrote is visible. At once in a launch that is not dependent.
+#[inline(always)]
+pub fn wait_for_launch_before() {
+    // SAFETY: accesses no memory; no load or store moves across it.
+    unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
+}

@@ -406,15 +406,19 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     _extra: *mut *mut c_void,
 ) -> Status {
     const COOPERATIVE: c_uint = 2;
+    // Launches run one after the other here.
+    const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
     let config = unsafe { &*config };
     let attributes = match config.num_attributes {
         0 => &[],
         number => unsafe { std::slice::from_raw_parts(config.attributes, number as usize) },
     };
-    if config.block[1..] != [1, 1] || attributes.iter().any(|attribute| attribute.id != COOPERATIVE) {
+    if config.block[1..] != [1, 1]
+        || attributes.iter().any(|attribute| ![COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION].contains(&attribute.id))
+    {
         return status(refuse(NOT_SUPPORTED, "launches of these attributes"));
     }
-    let cooperative = attributes.iter().any(|attribute| attribute.value[0] != 0);
+    let cooperative = attributes.iter().any(|attribute| attribute.id == COOPERATIVE && attribute.value[0] != 0);
     let size = Size { grid: config.grid, block: config.block[0], shared_bytes: config.shared_bytes as usize };
     status(unsafe { launch(function, size, cooperative, config.stream, parameters) })
 }

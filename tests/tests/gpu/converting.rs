@@ -12,7 +12,7 @@ use crate::guarded::{cross_backward, cross_tensors};
 const ANY: Tolerance = Tolerance { max_atol: MaxAtol::Fixed(f64::INFINITY), max_rtol: 0.0, required_match_ratio: 0.0 };
 
 /// The model's sizes. Odd lengths end stages, row blocks and items early; together there are more decoder tokens than the plan asks for.
-fn shape() -> cross::Shape {
+pub fn shape() -> cross::Shape {
     cross::Shape {
         batch_size: 2,
         seq_len_dec: 519,

@@ -1,14 +1,14 @@
 //! Launches that cannot succeed, and faults of the device.
 
 use attn_backward::gpu::{Gpu, GpuError, Launch, LaunchConfig, ModuleKind, Stream};
-use attn_backward::{Error, Target, Workspace, audio};
+use attn_backward::{Error, Target, Workspace, audio, cross};
 use attn_backward_kernels::params::{ColumnSumsParams, PartialSum, SumPartialsParams};
 use attn_backward_tests::device::{on_each_module, on_gpu};
 use attn_backward_tests::examples::audio_of;
 use attn_backward_tests::strategies::cu_seqlens_of;
 
-use crate::child;
 use crate::guarded::audio_tensors;
+use crate::{child, converting};
 
 const CONFIG: LaunchConfig = LaunchConfig { grid: [1, 1, 1], block: 32, shared_bytes: 0, launch: Launch::Normal };
 
@@ -91,9 +91,9 @@ fn a_plan_whose_blocks_wait_for_more_sms_than_there_are_is_refused() {
         }
         let num_sms = gpu.gpu.properties().num_sms as usize;
         let target = Target { num_sms: num_sms + 1, ..gpu.target(ModuleKind::Hopper) };
-        let shape = audio::Shape { total_seq_len: 853, num_heads: 20, scale: 0.125 };
-        let plan = audio::Plan::new(&shape, &cu_seqlens_of(&[853], 0), &target).unwrap();
-        let error = audio::Backward::new(&gpu.gpu, plan).unwrap_err();
+        let plan = cross::Plan::new(&converting::shape(), cross::Precision::Fast, &target).unwrap();
+        assert!(plan.gemm().converts(), "{plan}");
+        let error = cross::Backward::new(&gpu.gpu, plan).unwrap_err();
         let Error::Gpu(GpuError::CooperativeGrid { blocks, available, .. }) = error else { panic!("{error}") };
         assert_eq!((blocks, available), (num_sms + 1, num_sms));
     });

@@ -3,8 +3,8 @@
 //! Pure: made from shapes and the number of SMs alone. The launch fills in addresses: it encodes [`HopperPlan::tensor_maps`], copies
 //! [`HopperPlan::items`] to the device once, and for each run zeroes `num_counters` counters (before the kernel: any content of the
 //! workspace is then fine, even after a launch that was cut off, and the kernel need not clean up) and launches `num_blocks` blocks of
-//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory (`CONVERTING_SMEM_BYTES` behind a [`Lead`]), cooperatively
-//! if there are counters or a [`Lead`] (see [`Item`]). Tensors, items and workspace start on
+//! `config::wgmma::THREADS` threads with `config::wgmma::SMEM_BYTES` of dynamic shared memory (`CONVERTING_SMEM_BYTES` and cooperatively behind a
+//! [`Lead`], see [`Item`]). Tensors, items and workspace start on
 //! 16-byte boundaries (items on 64).
 
 use attn_backward_kernels::config::wgmma::{SLOT_FLOATS, TILE_K, TILE_M};

@@ -84,7 +84,9 @@ fn check(plan: &HopperPlan) {
     let maps = plan.tensor_maps(ElementType::Bf16, &pitches);
     assert!(maps.len() <= MAX_TENSOR_MAPS);
     let mut tiles: HashMap<(u32, u32, u32, u32), TileItems> = HashMap::new();
-    for list in plan.items().chunks_exact(plan.items_per_block()) {
+    let mut last_part = HashMap::new();
+    let mut first_wait = HashMap::new();
+    for (block, list) in plan.items().chunks_exact(plan.items_per_block()).enumerate() {
         let len = list.iter().position(|item| item.k_blocks == 0).expect("every list has an end");
         assert!(list[len..].iter().all(|item| *item == Item::END));
         // Nothing waits for a part that stands behind something that waits.
@@ -104,6 +106,11 @@ fn check(plan: &HopperPlan) {
                 assert_eq!(b.box_dims[..3], [64, 64, item.width / 64]);
             }
             let tile = tiles.entry((item.product, item.m0, item.n0, item.width)).or_default();
+            match item.kind {
+                item_kind::PART => _ = last_part.insert(item.counter, block),
+                item_kind::OWNER | item_kind::REDUCE => _ = first_wait.entry(item.counter).or_insert(block),
+                _ => {}
+            }
             if item.parts > 0 {
                 assert!(tile.slot.is_none_or(|slot| slot == item.slot));
                 assert!(tile.counter.is_none_or(|counter| counter == item.counter));
@@ -124,6 +131,9 @@ fn check(plan: &HopperPlan) {
         }
     }
 
+    for (counter, waits) in first_wait {
+        assert!(last_part[&counter] <= waits, "a block waits for blocks before it alone");
+    }
     let mut columns: HashMap<(u32, u32), HashSet<u32>> = HashMap::new();
     let mut slots = HashSet::new();
     let mut counters = HashSet::new();

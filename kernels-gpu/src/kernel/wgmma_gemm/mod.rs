@@ -6,9 +6,12 @@
 //! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //! `cross_wgmma_fast` makes the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
-//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. If some items wait for parts, all blocks
-//! must be resident at once, see [`Item`]: a cooperative launch; always if the launch converts. Deterministic: parts are added in a fixed order;
+//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. A launch that converts must be cooperative:
+//! its blocks wait for each other. In the others they wait for blocks before them alone, see [`Item`]. Deterministic: parts are added in a fixed order;
 //! counts, and maxima of integers, are all that is atomic.
+//!
+//! **Launch.** bf16 entries may be dependent launches (programmatic dependent launch): until the launch before has ended they set up the ring, exchange registers
+//! and load their first item, which no launch writes; then every thread has waited.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
 //! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]; idle if it converts), the rest of warp 0 idles. Warpgroups 1
@@ -42,7 +45,9 @@ use cuda_std::{kernel, thread};
 
 use crate::config::wgmma as config;
 use crate::params_wgmma::{Conversion, Rider, WgmmaParams};
-use crate::ptx::hopper::{bulk_wait_read_if, ctaid_again, named_barrier, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc};
+use crate::ptx::hopper::{
+    bulk_wait_read_if, ctaid_again, named_barrier, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc, wait_for_launch_before,
+};
 use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
 use crate::tile::ring::Ring;
@@ -83,6 +88,8 @@ trait Entry {
     type Beside: Beside;
     /// Whether it converts.
     const CONVERTS: bool = Self::Beside::CONVERTS;
+    /// Whether it may be a dependent launch: those of operation A.
+    const DEPENDENT: bool = !Self::Operand::SCALED;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams<Self::Beside>;
 }
@@ -198,6 +205,7 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
+            wait_for_operands::<E>();
             if t == 0 {
                 producer::produce_list::<E>(ring, first);
             } else if t >= 64 {
@@ -209,8 +217,17 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
+            wait_for_operands::<E>();
             consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 }, first);
         }
+    }
+}
+
+/// Waits for the launch before to end, in entries that may be dependent launches.
+#[inline(always)]
+fn wait_for_operands<E: Entry>() {
+    if E::DEPENDENT {
+        wait_for_launch_before();
     }
 }
 

@@ -10,6 +10,8 @@ use crate::op::{Address, MmaType, Op, Reg};
 pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(), Error> {
     let op = match (st.name, &st.modifiers[..]) {
         ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => None,
+        // Launches run one after the other here.
+        ("griddepcontrol", ["launch_dependents" | "wait"]) => None,
         ("mbarrier", _) => Some(mbarrier(body, &st)?),
         ("cp", _) => bulk_copy(body, &st)?,
         ("wgmma", ["fence", "sync", "aligned"]) => None,
