@@ -103,7 +103,9 @@ impl HopperPlan {
         let cost = |group: &TileGroup| Cost::of(accumulation, group.width, &products[group.product]);
         let (runs, num_items) = schedule::runs(&groups, lead, cost);
         let mut lists = Lists::new(accumulation, products, &groups, lead);
-        let times = schedule::play(&groups, (&runs, num_items), lead, cost, |block, item| lists.push(block, item));
+        let (parting, _) = schedule::best_parting(&groups, (&runs, num_items), lead, cost);
+        let push = |block, item| lists.push(block, item);
+        let times = schedule::play(&groups, (&runs, num_items), lead, parting, cost, push);
         let num_sms = lead.lists.len();
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);

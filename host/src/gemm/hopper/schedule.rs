@@ -97,23 +97,29 @@ pub fn lower_bound_ns(runs: &[Run], lead: &Lead, blocks: usize) -> u64 {
     ((work + lead.done_ns.iter().sum::<u64>()) / blocks as u64).max(longest)
 }
 
-/// Blocks that take parts, the first ones: what the parts fill and a third of what whole tiles fill, if all work is spread evenly. (The suite of operation
-/// A, mean of predictions in us: no more than the parts fill 31.1, a third 29.6, a half 29.7, all but what owners fill 29.8; without sides 29.5.) At least one
-/// of either side, and 0 if nothing waits.
-fn parting_blocks(groups: &[TileGroup], runs: &[Run], blocks: usize) -> usize {
-    let of =
-        |role: fn(&Role) -> bool| runs.iter().filter(|run| role(&run.role)).map(|run| run.ns * run.count as u64).sum();
-    let parts: u64 = of(|role| matches!(role, Role::Part(_)));
-    let owners: u64 = of(|role| matches!(role, Role::Owner));
-    let wholes: u64 = of(|role| matches!(role, Role::Whole));
+/// How many of the blocks, the first ones, take parts. Choices: what the parts fill and these shares, in percent, of what whole tiles fill, if all work is spread
+/// evenly; the one that ends first. (The suite of operation A, mean of predictions in us: 20 29.9, 33 29.6, 50 29.7, 100 29.8; the best of the three
+/// here 29.6; parts anywhere, which would take a cooperative launch, 29.5.)
+const SHARES_OF_WHOLE_TILES: [u64; 3] = [33, 50, 100];
+
+/// The choices of how many blocks take parts, each once: at least one, and at least one does not. 0, all blocks take anything, if nothing waits, or behind a
+/// conversion.
+fn parting_blocks(groups: &[TileGroup], runs: &[Run], lead: &Lead) -> Vec<usize> {
+    let blocks = lead.lists.len();
+    let of = |role: fn(Role) -> bool| runs.iter().filter(|r| role(r.role)).map(|r| r.ns * r.count as u64).sum::<u64>();
+    let parts = of(|role| matches!(role, Role::Part(_)));
+    let wholes = of(|role| role == Role::Whole);
+    let owners = of(|role| role == Role::Owner);
     let reduced = groups.iter().filter(|group| matches!(group.split, KSplit::Parts(_)));
     let reduces: u64 = reduced.map(|g| g.len() as u64 * reduce_ns(g.width / 8, g.split.parts())).sum();
-    if parts == 0 || blocks < 2 {
-        return 0;
+    if parts == 0 || blocks < 2 || lead.converts() {
+        return vec![0];
     }
-    let all = parts + owners + wholes + reduces;
-    let share = blocks as u64 * (3 * parts + wholes) / (3 * all);
-    (share as usize).clamp(1, blocks - 1)
+    let all = 100 * (parts + wholes + owners + reduces);
+    let choice = |share: u64| (blocks as u64 * (100 * parts + share * wholes) / all) as usize;
+    let mut choices: Vec<usize> = SHARES_OF_WHOLE_TILES.map(choice).map(|n| n.clamp(1, blocks - 1)).into();
+    choices.dedup();
+    choices
 }
 
 /// Which blocks may take an item.
@@ -155,18 +161,31 @@ impl Loads {
     }
 }
 
-/// Deals the runs to the blocks of `lead` (at least 1) and calls `emit(block, item)` in an order in which each block's items are its list: turn by
-/// turn parts, whole tiles, owners; then reduce items.
+/// How many of the blocks take parts so that the last one ends first, and when it ends in ns.
+pub fn best_parting(
+    groups: &[TileGroup],
+    runs: (&[Run], usize),
+    lead: &Lead,
+    cost: impl Fn(&TileGroup) -> Cost,
+) -> (usize, u64) {
+    let choices = parting_blocks(groups, runs.0, lead).into_iter();
+    let ends = choices.map(|parting| (parting, play(groups, runs, lead, parting, &cost, |_, _| {}).makespan_ns));
+    ends.min_by_key(|(_, makespan_ns)| *makespan_ns).unwrap_or((0, 0)) // there is a choice
+}
+
+/// Deals the runs to the blocks of `lead` (at least 1), parts to the first `parting` of them and what waits for parts to the others (0: anything to
+/// all), and calls `emit(block, item)` in an order in which each block's items are its list: turn by turn parts, whole tiles, owners; then reduce
+/// items.
 pub fn play(
     groups: &[TileGroup],
     (runs, items): (&[Run], usize),
     lead: &Lead,
+    parting: usize,
     cost: impl Fn(&TileGroup) -> Cost,
     mut emit: impl FnMut(usize, Scheduled),
 ) -> Times {
     let mut clock = lead.done_ns.clone();
     let blocks = clock.len();
-    let parting = if lead.converts() { 0 } else { parting_blocks(groups, runs, blocks) };
     let mut block_of = Vec::with_capacity(items);
     // When the last part of each tile is done.
     let mut parts_done: Vec<Vec<u64>> =

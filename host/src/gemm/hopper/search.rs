@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use super::Accumulation;
 use super::cost::Cost;
 use super::lead::Lead;
-use super::schedule::{lower_bound_ns, play, runs};
+use super::schedule::{best_parting, lower_bound_ns, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
-/// Items that a search may play: about 10 ms; behind a conversion, whose end all products must fit around, more.
-const MAX_ITEMS_PLAYED: usize = 250_000;
+/// Items that a search may play, in each of the ways that parts can be dealt: 20 to 50 ms; behind a conversion, whose end all products must fit around, more.
+const MAX_ITEMS_PLAYED: usize = 500_000;
 const MAX_ITEMS_PLAYED_CONVERTING: usize = 1_000_000;
 /// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
 const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
@@ -135,7 +135,7 @@ impl Search<'_> {
             return None;
         }
         self.played += items;
-        Some(play(&groups, (&runs, items), self.lead, cost, |_, _| {}).makespan_ns)
+        Some(best_parting(&groups, (&runs, items), self.lead, cost).1)
     }
 
     /// Improves one unit after the other until none gets better.
