@@ -68,7 +68,7 @@ struct Choice {
     initial_rows: usize,
 }
 
-/// The leads to choose from; none where the products are too small for a conversion beside them.
+/// The leads to choose from, the one that is best most often last; none where the products are too small for a conversion beside them.
 pub(super) fn leads(shape: &Shape, num_sms: usize) -> Vec<Lead> {
     let choice = |share: usize| {
         let converters = num_sms / share;
