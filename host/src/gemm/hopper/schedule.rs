@@ -98,9 +98,9 @@ pub fn lower_bound_ns(runs: &[Run], lead: &Lead, blocks: usize) -> u64 {
 }
 
 /// How many of the blocks, the first ones, take parts. Choices: what the parts fill and these shares, in percent, of what whole tiles fill, if all work is spread
-/// evenly; the one that ends first. (The suite of operation A, mean of predictions in us: 20 29.9, 33 29.6, 50 29.7, 100 29.8; the best of the three
+/// evenly; the one that ends first. (The suite of operation A, mean of predictions in us: 20 29.9, 33 29.6, 50 29.7, 100 29.8; the better of the two
 /// here 29.6; parts anywhere, which would take a cooperative launch, 29.5.)
-const SHARES_OF_WHOLE_TILES: [u64; 3] = [33, 50, 100];
+const SHARES_OF_WHOLE_TILES: [u64; 2] = [33, 100];
 
 /// The choices of how many blocks take parts, each once: at least one, and at least one does not. 0, all blocks take anything, if nothing waits, or behind a
 /// conversion.
