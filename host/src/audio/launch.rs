@@ -111,18 +111,17 @@ impl Backward {
         // SAFETY: the tensors have the shape's sizes and the workspace the plan's, checked above; they outlive the work. Each launch reads what
         // those before it on the stream wrote.
         unsafe {
-            let launch = match &self.attention {
+            match &self.attention {
                 Attention::Fused(fused) => {
                     let attention = fused.prepare(inputs, attention, products.counters())?;
                     fused.launch(stream, &attention)?;
-                    Launch::Dependent
+                    products.follow_early();
                 }
                 Attention::Separate(separate) => {
                     self.launch_separate(stream, separate, inputs, workspace, attention, &products)?;
-                    Launch::Normal
                 }
-            };
-            self.gradients_gemm.launch_zeroed(stream, &products, launch)?;
+            }
+            self.gradients_gemm.launch_zeroed(stream, &products)?;
             if let Some(bias_sums) = &self.bias_sums {
                 bias_sums.launch_sum_partials(stream, &self.plan, gradients, workspace)?;
             }

@@ -85,7 +85,7 @@ impl Backward {
         unsafe { stream.fill(workspace.at(regions.maxima), 0, zeroed as usize)? };
         if converts {
             // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
-            return unsafe { self.gemm.launch_zeroed(stream, &gemm, Launch::Normal) };
+            return unsafe { self.gemm.launch_zeroed(stream, &gemm) };
         }
         let (rows_dec, rows_enc, num_sms) = (params.rows_dec, params.rows_enc, self.plan.target().num_sms as u32);
         let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
@@ -106,7 +106,7 @@ impl Backward {
             unsafe { kernel.launch(stream, &config, &params)? };
         }
         // SAFETY: as above; the operands are written by the launches before, on the same stream.
-        unsafe { self.gemm.launch_zeroed(stream, &gemm, Launch::Normal) }
+        unsafe { self.gemm.launch_zeroed(stream, &gemm) }
     }
 
     /// What a launch that converts gets of the conversion's parameters.

@@ -34,6 +34,8 @@ pub(crate) enum PreparedGemm {
         params: Box<WgmmaParams>,
         /// Address and size of the counters that must be zero when the kernel starts.
         counters: (u64, usize),
+        /// How it follows the launch before: normally or as a dependent launch.
+        launch: Launch,
     },
     Converting {
         params: Box<WgmmaParams<Conversion>>,
@@ -82,7 +84,8 @@ impl GroupedGemm {
                 let (counters, parts) = (workspace, workspace + hopper_counter_bytes(plan));
                 let at = (items.address(), counters, parts);
                 let params = wgmma_params(&self.gpu, plan, element, tensors, at, Rider::NONE)?;
-                Ok(PreparedGemm::Hopper { params: Box::new(params), counters: (counters, 4 * plan.num_counters()) })
+                let counters = (counters, 4 * plan.num_counters());
+                Ok(PreparedGemm::Hopper { params: Box::new(params), counters, launch: Launch::Normal })
             }
             (Schedule::Portable(plan), _) => Ok(PreparedGemm::Portable(Box::new(plan.params(tensors, workspace)?))),
             (Schedule::Hopper(_), Kernels::Portable { .. }) => unreachable!("kernels follow the schedule"),
@@ -118,21 +121,15 @@ impl GroupedGemm {
         // SAFETY: the caller's.
         unsafe {
             prepared.zero_counters(stream)?;
-            self.launch_zeroed(stream, prepared, Launch::Normal)
+            self.launch_zeroed(stream, prepared)
         }
     }
 
-    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed. `launch` is for wgmma kernels: how they follow that work. Those that
-    /// convert are cooperative, whatever it says.
+    /// As [`GroupedGemm::launch`], with counters that earlier work of the stream has zeroed.
     ///
     /// # Safety
-    /// As [`GroupedGemm::launch`]; dependent launches are for bf16 operands, whose kernels wait.
-    pub(crate) unsafe fn launch_zeroed(
-        &self,
-        stream: &Stream,
-        prepared: &PreparedGemm,
-        launch: Launch,
-    ) -> Result<(), Error> {
+    /// As [`GroupedGemm::launch`].
+    pub(crate) unsafe fn launch_zeroed(&self, stream: &Stream, prepared: &PreparedGemm) -> Result<(), Error> {
         match (&self.plan.schedule, &self.kernels, prepared) {
             (Schedule::Portable(plan), Kernels::Portable { gemm, reduce }, PreparedGemm::Portable(params)) => {
                 let launches = [
@@ -149,9 +146,9 @@ impl GroupedGemm {
                 }
                 Ok(())
             }
-            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, .. }) => {
+            (Schedule::Hopper(plan), Kernels::Hopper { gemm, .. }, PreparedGemm::Hopper { params, launch, .. }) => {
                 let (grid, block) = ([plan.num_blocks() as u32, 1, 1], wgmma::THREADS);
-                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch };
+                let config = LaunchConfig { grid, block, shared_bytes: wgmma::SMEM_BYTES, launch: *launch };
                 // SAFETY: the caller's.
                 unsafe { Ok(gemm.launch(stream, &config, &**params)?) }
             }
@@ -172,6 +169,13 @@ impl PreparedGemm {
     pub(crate) fn take_rider(&mut self, rider: Rider) {
         if let PreparedGemm::Hopper { params, .. } = self {
             params.beside = rider;
+        }
+    }
+
+    /// Makes it a dependent launch (see [`Launch::Dependent`]), for bf16 operands, whose wgmma kernels wait. A portable GEMM stays a normal one.
+    pub(crate) fn follow_early(&mut self) {
+        if let PreparedGemm::Hopper { launch, .. } = self {
+            *launch = Launch::Dependent;
         }
     }
 

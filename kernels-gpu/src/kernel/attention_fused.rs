@@ -15,6 +15,7 @@
 //!             mbarriers     16 `stages`        full, empty of each stage
 //! Barriers  A producer warp without rows meets the others at `bar.sync` of its own, which counts warps, not places in the program;
 //!           compute-sanitizer's synccheck calls that divergent.
+//! Launches  Allows a dependent launch behind it when all blocks have come to dV and dK.
 //! Registers at most 128 a thread for 4 and 5 row tiles (3 blocks on an SM).
 //! Preconditions
 //!           As `attention_short.rs`, at most `MAX_CHUNKS` chunks, and no chunk is longer than R (one that is counts as breaking a rule, see `chunks.rs`); maps and `stages` as

@@ -13,7 +13,7 @@ use super::schedule::{best_parting, lower_bound_ns, runs};
 use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
 use crate::gemm::ProductShape;
 
-/// Items that a search may play, in each of the ways that parts can be dealt: 20 to 50 ms; behind a conversion, whose end all products must fit around, more.
+/// Items that a search may play, in each of the ways that parts can be dealt: 10 to 40 ms for operation A; behind a conversion, whose end all products must fit around, more.
 const MAX_ITEMS_PLAYED: usize = 500_000;
 const MAX_ITEMS_PLAYED_CONVERTING: usize = 1_000_000;
 /// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.

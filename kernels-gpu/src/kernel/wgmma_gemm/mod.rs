@@ -205,7 +205,9 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
-            wait_for_operands::<E>();
+            if E::DEPENDENT {
+                wait_for_launch_before();
+            }
             if t == 0 {
                 producer::produce_list::<E>(ring, first);
             } else if t >= 64 {
@@ -217,17 +219,11 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
-            wait_for_operands::<E>();
+            if E::DEPENDENT {
+                wait_for_launch_before();
+            }
             consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 }, first);
         }
-    }
-}
-
-/// Waits for the launch before to end, in entries that may be dependent launches.
-#[inline(always)]
-fn wait_for_operands<E: Entry>() {
-    if E::DEPENDENT {
-        wait_for_launch_before();
     }
 }
 
