@@ -32,16 +32,17 @@ pub struct CrossConvertParams {
     pub x_dec: [*mut u16; 2],
     /// Out, by operands: fp16 `[rows_enc, cross_hidden_size]`, row `t` times `2^(row_exponents_enc[t] - exponents[1])`.
     pub x_enc: [*mut u16; 2],
-    /// Out, by operands: fp16 `[q_out_dim, hidden_size]`, times `2^-exponents[2]`.
+    /// Out, by gradients, and anew by operands if the guess was too low: fp16 `[q_out_dim, hidden_size]`, times `2^-exponents[2]`.
     pub wq: [*mut u16; 2],
-    /// Out, by operands: fp16 `[2 * kv_out_dim, cross_hidden_size]`, k_weight over v_weight, times `2^-exponents[3]`.
+    /// Out, likewise: fp16 `[2 * kv_out_dim, cross_hidden_size]`, k_weight over v_weight, times `2^-exponents[3]`.
     pub wkv: [*mut u16; 2],
     /// Out, by gradients: `[rows_dec]`.
     pub row_exponents_dec: *mut i32,
     /// Out, by gradients: `[rows_enc]`.
     pub row_exponents_enc: *mut i32,
-    /// `[4]`, zero before gradients runs. Out, by gradients: the largest exponent of decoder tokens, encoder tokens, q_weight, and k_weight
-    /// with v_weight, as [`maximum_word`](crate::scale::maximum_word) says.
+    /// `[6]`, zero before gradients runs. Out, by gradients: the largest exponent of decoder tokens, encoder tokens, q_weight, and k_weight
+    /// with v_weight, those of weights at least what they were guessed to be; then the guesses of q_weight, and of k_weight with v_weight. All as
+    /// [`maximum_word`](crate::scale::maximum_word) says.
     pub maxima: *mut i32,
     /// Out, by operands: `[4]`, the exponents of grad_q_weight, of grad_k_weight and grad_v_weight, of q_weight, and of k_weight with
     /// v_weight.

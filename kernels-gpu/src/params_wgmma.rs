@@ -115,7 +115,7 @@ pub struct Conversion {
     pub row_exponents_dec: *mut i32,
     /// Out: `[rows_enc]`.
     pub row_exponents_enc: *mut i32,
-    /// `[4]`, zero when the launch begins.
+    /// `[6]` as [`CrossConvertParams`](crate::params::CrossConvertParams) says, zero when the launch begins.
     pub maxima: *mut i32,
     /// `[config::wgmma::ready::counters(..)]`, all zero when the launch begins: how many rows of what are done.
     pub ready: *mut u32,

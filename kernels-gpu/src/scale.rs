@@ -73,6 +73,25 @@ pub const fn token_exponent(largest_gradient: u32, largest_hidden: u32) -> i32 {
     }
 }
 
+/// Binades by which the largest element of a weight tensor may exceed that of its sample before the tensor is converted a second time.
+pub const HEADROOM: i32 = 6;
+
+/// The maximum that a weight tensor's exponent follows from if the largest magnitude of its sample is this and the tensor's own is less than
+/// `2^(HEADROOM + 1)` times as large, or else what its exponent is taken for while the tensor's own maximum is found.
+#[inline(always)]
+pub const fn guessed_maximum(largest: u32) -> i32 {
+    if largest == 0 { i32::MIN } else { exponent(largest) + HEADROOM }
+}
+
+/// Piece (four elements) `index` of a sample of `samples` (not 0) of a tensor's `pieces` (at most `2^32 * samples`): evenly spread, and over the
+/// columns too. It is past the tensor's end for some `index` if the tensor has less than `samples`.
+#[inline(always)]
+pub const fn sample_piece(index: u32, pieces: u64, samples: u32) -> u64 {
+    const STRIDE: u32 = 37;
+    let step = (pieces / samples as u64) as u32;
+    if step == 0 { index as u64 } else { index as u64 * step as u64 + (index * STRIDE % step) as u64 }
+}
+
 /// What a weight tensor's largest magnitude adds to the maximum that its exponent follows from.
 #[inline(always)]
 pub const fn weight_exponent(largest: u32) -> i32 {
@@ -122,6 +141,33 @@ mod tests {
         assert_eq!(f32::MAX * f * g, f32::MAX * 2f32.powi(-126) * 2f32.powi(-126));
         assert_eq!(token_exponent(0, 1), i32::MIN);
         assert_eq!(token_exponent(1, 0), i32::MIN);
+    }
+
+    #[test]
+    fn a_sample_names_pieces_of_the_tensor_once_each_and_all_if_they_are_few() {
+        for pieces in [1u64, 5, 1024, 1536, 393_216, 1_572_864, 1 << 40] {
+            let sampled: Vec<u64> =
+                (0..1024).map(|i| sample_piece(i, pieces, 1024)).filter(|piece| *piece < pieces).collect();
+            assert!(sampled.is_sorted_by(|a, b| a < b));
+            assert_eq!(sampled.len() as u64, pieces.min(1024));
+        }
+        let columns: std::collections::BTreeSet<u64> =
+            (0..1024).map(|i| sample_piece(i, 4096 * 384, 1024) % 384).collect();
+        assert!(columns.len() > 256, "{} columns", columns.len());
+    }
+
+    #[test]
+    fn what_a_guess_admits_stays_inside_fp16() {
+        for largest in [1u32, 0x0080_0000, 0x3f80_0000, 0x3fff_ffff, 0x7080_0000] {
+            let guess = guessed_maximum(largest);
+            let (f, g) = power_of_two_halves(-operand_exponent(guess));
+            let scaled = |magnitude: u32| f32::from_bits(magnitude) * f * g;
+            let least = 2f32.powi(TOP - HEADROOM);
+            assert!((least..2.0 * least).contains(&scaled(largest)));
+            let most = f32::from_bits(largest) as f64 * 2f64.powi(HEADROOM);
+            assert!(weight_exponent((most as f32).to_bits()) <= guess && scaled((most as f32).to_bits()) < 32768.0);
+        }
+        assert_eq!(guessed_maximum(0), i32::MIN);
     }
 
     #[test]

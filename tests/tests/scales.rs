@@ -127,15 +127,15 @@ fn largest<'a>(x: impl IntoIterator<Item = &'a f64>) -> f64 {
 
 /// The documented bound of a data gradient, plus what f64 sums may lose: `[rows, width]`.
 fn dgrad_bound(dy: &Array2<f64>, weight: &Array2<f64>, u: f64) -> Array2<f64> {
-    let (floor, depth, w_max) = (2f64.powi(-39), dy.ncols() as f64, largest(weight));
+    let (floor, w_floor, depth, w_max) = (2f64.powi(-39), 2f64.powi(-33), dy.ncols() as f64, largest(weight));
     let (dy_abs, w_abs) = (dy.mapv(f64::abs), weight.mapv(f64::abs));
     let sums = dy_abs.dot(&w_abs);
     Array2::from_shape_fn(sums.dim(), |(t, j)| {
         let (dy, w) = (dy_abs.row(t), w_abs.column(j));
         let dy_max = largest(dy);
         (2.0 * u + u * u) * sums[(t, j)]
-            + (1.0 + u) * floor * (dy_max * w.sum() + w_max * dy.sum())
-            + depth * floor * floor * dy_max * w_max
+            + (1.0 + u) * (floor * dy_max * w.sum() + w_floor * w_max * dy.sum())
+            + depth * floor * w_floor * dy_max * w_max
             + 4.0 * depth * f64::EPSILON * sums[(t, j)]
     })
 }
@@ -282,6 +282,30 @@ fn gradient_of_ones_sums_to_groups() {
         }
         let [found, expected] = converted_and_reference(&inputs, precision);
         assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn weights_are_scaled_by_their_sample_as_long_as_it_leaves_room() {
+    // 3072 pieces of q_weight, of which 1024 are sampled; 2048 of k_weight and of v_weight, 512 each.
+    let sizes = Sizes { hidden_size: 48, cross_hidden_size: 32, num_kv_heads: 4, ..SMALL };
+    for exponent in 0..=12 {
+        let inputs = inputs(sizes, |tensor, rows, width| {
+            let mut ones = vec![1.0; rows * width];
+            // Of the second piece: the sample has the first of each few.
+            if tensor == 5 || tensor == 7 {
+                ones[4] = 2f32.powi(exponent);
+            }
+            ones
+        });
+        let operands = Operands::new(&inputs, Precision::Fast).unwrap();
+        // 1 becomes 2^8, until 2^7 would be 2^15.
+        let expected = if exponent <= 6 { -8 } else { exponent - 14 };
+        assert_eq!(operands.exponents[2..], [expected; 2], "2^{exponent}");
+        for w in [&operands.wq.hi, &operands.wkv.hi] {
+            let largest = w.iter().fold(0f32, |max, x| max.max(x.to_f32()));
+            assert_eq!(largest, 2f32.powi(if exponent <= 6 { 8 + exponent } else { 14 }));
+        }
     }
 }
 

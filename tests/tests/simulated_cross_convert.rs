@@ -118,6 +118,32 @@ fn infinities_nan_denormals_and_zero_rows_are_converted_as_emulated() {
 }
 
 #[test]
+fn weights_whose_sample_misses_the_largest_are_converted_again() {
+    // More pieces than are sampled, of each weight.
+    let shape = Shape { hidden_size: 48, cross_hidden_size: 32, ..SMALL };
+    for (weight, exponent) in [(0, 9), (1, 30), (2, -20), (2, 125)] {
+        let mut inputs = cross_inputs(5, shape);
+        let of = [&mut inputs.q_weight, &mut inputs.k_weight, &mut inputs.v_weight];
+        // Of the second piece, which is not sampled.
+        of[weight][[0, 5]] = 2f32.powi(exponent);
+        assert_emulated(&inputs, &TARGET);
+        assert_emulated(&inputs, &ONE_SM);
+        let largest = Operands::new(&inputs, Precision::Fast).unwrap().maxima[if weight == 0 { 2 } else { 3 }];
+        assert_eq!(largest == Some(exponent), exponent > 0, "{largest:?}");
+    }
+    // All that is sampled is zero, or not finite.
+    for value in [0.0, f32::NAN, f32::INFINITY] {
+        let mut inputs = cross_inputs(6, shape);
+        for weight in [&mut inputs.q_weight, &mut inputs.k_weight, &mut inputs.v_weight] {
+            let rest = weight[[0, 5]];
+            weight.fill(value);
+            weight[[0, 5]] = rest;
+        }
+        assert_emulated(&inputs, &TARGET);
+    }
+}
+
+#[test]
 fn gradient_of_ones_is_converted_to_groups() {
     let shape = Shape { num_heads: 32, num_kv_heads: 8, ..SMALL };
     let mut inputs = cross_inputs(4, shape);

@@ -104,10 +104,10 @@ impl<'a> Deal<'a> {
         let [dec_blocks, enc_blocks] = &mut blocks_done;
         let initial = choice.initial_rows;
 
-        let maxima = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT]
-            .map(|weight| self.matrix(item_kind::MAXIMUM, weight, num_sms, 0));
+        let guessed = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT]
+            .map(|weight| self.matrix(item_kind::WEIGHTS, weight, num_sms, 0));
         self.tokens(0, 0..initial, num_sms, dec_blocks);
-        let after = [maxima[0], maxima[1].max(maxima[2])];
+        let after = [guessed[0], guessed[1].max(guessed[2])];
         let [q, k, v] = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT]
             .map(|weight| self.matrix(item_kind::SCALE, weight, num_sms, after[matrix::sequence(weight) as usize]));
         self.tokens(0, initial..rows[0], choice.converters, dec_blocks);
@@ -158,13 +158,15 @@ impl<'a> Deal<'a> {
             matrix::DECODER => (shape.rows_dec(), shape.hidden_size),
             _ => (shape.rows_enc(), shape.cross_hidden_size),
         };
-        let written = if kind == item_kind::SCALE { 2 * columns } else { 0 };
+        // Weights are converted when they are read the first time; scaling them again is not expected.
+        let (read, written) =
+            if kind == item_kind::SCALE && !matrix::is_hidden(index) { (0, 0) } else { (4 * columns, 2 * columns) };
         let round = converting::ROUND_ROWS as usize;
         let step = rows.div_ceil(converters).next_multiple_of(round).min(MAX_ITEM_ROWS);
         let deal = |first| {
             let count = step.min(rows - first);
             let item = Item { kind, product: index, ..rows_item(first, count) };
-            self.deal(item, converters, (4 * count * columns, count * written), after)
+            self.deal(item, converters, (count * read, count * written), after)
         };
         (0..rows).step_by(step).map(deal).max().unwrap_or(0)
     }
@@ -225,12 +227,12 @@ mod tests {
         let part = ready::counters(dec, enc) + item.counter;
         let count = item.k_blocks as usize;
         let of_matrix = matrix::sequence(item.product);
-        if item.kind == item_kind::MAXIMUM {
+        if item.kind == item_kind::WEIGHTS {
             assert!(item.k_blocks.is_multiple_of(converting::ROUND_ROWS), "whole rounds");
         }
         let sequence = of_matrix as usize;
         let (mut waits, counts) = match item.kind {
-            item_kind::MAXIMUM => (vec![], vec![(ready::WEIGHT_MAXIMA + of_matrix, count)]),
+            item_kind::WEIGHTS => (vec![], vec![(ready::WEIGHT_MAXIMA + of_matrix, count)]),
             item_kind::TOKENS => {
                 assert_eq!(item.m0 / TILE_M, (item.m0 + item.k_blocks - 1) / TILE_M, "inside a row block");
                 let block = ready::row_block(item.product, item.m0, dec);
@@ -278,7 +280,7 @@ mod tests {
                     for (counter, count) in counts {
                         *counters.entry(counter).or_default() += count;
                     }
-                    if item.kind >= item_kind::MAXIMUM {
+                    if item.kind >= item_kind::WEIGHTS {
                         converted.entry((item.kind, item.product)).or_default().push((item.m0, item.k_blocks));
                     }
                     *list = &list[1..];
@@ -293,7 +295,7 @@ mod tests {
         let (q, kv) = (shape.q_out_dim(), shape.kv_out_dim());
         let weights = [q, kv, kv];
         let expected = [
-            (item_kind::MAXIMUM, &weights[..]),
+            (item_kind::WEIGHTS, &weights[..]),
             (item_kind::TOKENS, &[shape.rows_dec(), shape.rows_enc()]),
             (item_kind::SCALE, &[q, kv, kv, shape.rows_dec(), shape.rows_enc()]),
         ];

@@ -5,7 +5,9 @@
 //! * A row of dQ, or of dK | dV together, is stored times `2^-e[t]`, its largest finite element in `[2^14, 2^15)`.
 //! * A row of hidden states is stored times `2^(e[t] - R)`: the row exponents leave the sum over tokens of a weight gradient, which
 //!   is then multiplied by one `2^R`. `R` is the least that keeps all elements below `2^15`.
-//! * A weight tensor (k_weight and v_weight: both together) is stored times `2^-R`, its largest element in `[2^14, 2^15)`.
+//! * A weight tensor (k_weight and v_weight: both together) is stored times `2^-R`, its largest element in `[2^8, 2^15)`. `R` follows from a fixed sample of
+//!   the tensor, so that it can be converted while it is read the first time: it gives the sample's largest element an exponent of 8, 6
+//!   less than there is room for. If an element of the tensor needs more, `R` follows from the largest, to which it gives an exponent of 14.
 //!
 //! `Fast` stores `hi = fp16(y)` of a scaled element `y`. `High` stores `lo = fp16(y - hi)` too and multiplies
 //! `hi hi + hi lo + lo hi`.
@@ -14,7 +16,7 @@
 //! With `u = 2^-11` (`Fast`) or `2^-22` (`High`), exact products and sums, and finite inputs of any magnitude, denormals included:
 //! ```text
 //! |error of dX[t, j]| <= (2u + u^2) sum_k |dQ[t, k]| |W[k, j]|
-//!                        + (1 + u) 2^-39 (max_k |dQ[t, k]| sum_k |W[k, j]|  +  max |W| sum_k |dQ[t, k]|) + K 2^-78 max_k |dQ[t, k]| max |W|
+//!                        + (1 + u) (2^-39 max_k |dQ[t, k]| sum_k |W[k, j]|  +  2^-33 max |W| sum_k |dQ[t, k]|) + K 2^-72 max_k |dQ[t, k]| max |W|
 //! |error of dW[i, j]| <= (2u + u^2) sum_t |dQ[t, i]| |X[t, j]|
 //!                        + (1 + u) 2^-39 sum_t max_i |dQ[t, i]| |X[t, j]|  +  N (1 + u) 2^-38 G + N 2^-78 G,   G = max_t (max_i |dQ[t, i]| max_j |X[t, j]|)
 //! ```
@@ -23,12 +25,12 @@
 //!
 //! Why: fp16 has 11 significant bits down to `2^-14` and an absolute error of `2^-25` below, so `|y - hi| <= max(2^-11 |y|, 2^-25)`.
 //! `y - hi` is exact in fp32, so `|y - hi - lo| <= max(2^-23 |y|, 2^-25)`; the product left out is `|lo lo'| <= 2^-22 |y y'|`, together
-//! `2u + u^2`. The other terms are the `2^-25` of either factor (and of both), relative to a largest element of at least `2^14`: `2^-39` of
-//! it; for hidden states relative to `G`, since `2^R <= 2^-28 G` and every `|dQ'| < 2^15`.
+//! `2u + u^2`. The other terms are the `2^-25` of either factor (and of both), relative to a largest element of at least `2^14`, a weight of at least
+//! `2^8`: `2^-39` and `2^-33` of it; for hidden states relative to `G`, since `2^R <= 2^-28 G` and every `|dQ'| < 2^15`.
 //!
 //! # What `High` keeps
-//! 22 bits hold for elements of at least `2^-3` after scaling: those down to `2^-17` of the largest of their row (of a gradient), of
-//! their tensor (of a weight), of `G` (of a hidden state times its gradient row's largest). An element of at most 22 significant bits
+//! 22 bits hold for elements of at least `2^-3` after scaling: those down to `2^-17` of the largest of their row (of a gradient), to `2^-11` of the largest of
+//! their tensor (of a weight), to `2^-17` of `G` (of a hidden state times its gradient row's largest). An element of at most 22 significant bits
 //! there is stored exactly: integers up to `2^22`, 1024.5, 4097. A product is exact where, beside that, one of the factors has at most 11
 //! bits (its `lo` is 0, nothing is left out).
 //!
@@ -37,6 +39,7 @@
 //! that depend on them. A gradient row without a finite element other than zero has the exponent
 //! [`ZERO_ROW`](attn_backward_kernels::scale::ZERO_ROW) and takes no part in `R`.
 
+use attn_backward_kernels::config::cross_convert::SAMPLES;
 use attn_backward_kernels::scale;
 use attn_backward_kernels::tile::power_of_two::power_of_two_halves;
 use half::f16;
@@ -105,7 +108,8 @@ pub struct Operands {
     pub row_exponents_dec: Vec<i32>,
     /// `[rows_enc]`, exponents of the rows of dK | dV.
     pub row_exponents_enc: Vec<i32>,
-    /// Largest exponents of decoder tokens, encoder tokens, q_weight, k_weight with v_weight; `None` where all is zero.
+    /// Largest exponents of decoder tokens, encoder tokens, q_weight, k_weight with v_weight, those of weights at least what they were guessed to be;
+    /// `None` where all is zero.
     pub maxima: [Option<i32>; 4],
     /// Exponents of grad_q_weight, grad_k_weight and grad_v_weight, q_weight, k_weight with v_weight.
     pub exponents: [i32; 4],
@@ -129,8 +133,8 @@ impl Operands {
         let maxima = [
             tokens_maximum(dq.view(), x_dec.view()),
             tokens_maximum(dkv.view(), x_enc.view()),
-            scale::weight_exponent(largest(&inputs.q_weight)),
-            scale::weight_exponent(largest(&wkv)),
+            weights_maximum(&[&inputs.q_weight], &[SAMPLES[0]]),
+            weights_maximum(&[&inputs.k_weight, &inputs.v_weight], &SAMPLES[1..]),
         ];
         let exponents = maxima.map(scale::operand_exponent);
         let exponents_of = |rows: &Array2<f32>| -> Vec<i32> {
@@ -207,6 +211,18 @@ fn side_by_side(axis: Axis, a: &Array2<f32>, b: &Array2<f32>) -> Array2<f32> {
 /// Largest magnitude.
 fn largest<'a>(values: impl IntoIterator<Item = &'a f32>) -> u32 {
     values.into_iter().map(|x| scale::magnitude(*x)).max().unwrap_or(0)
+}
+
+/// The maximum that the exponent of `weights`, which share it, follows from: their own, or what their `samples` pieces promise if that is more.
+fn weights_maximum(weights: &[&Array2<f32>], samples: &[u32]) -> i32 {
+    let sampled = weights.iter().zip(samples).map(|(weights, samples)| {
+        let weights = weights.as_standard_layout();
+        let pieces: Vec<&[f32]> = weights.as_slice().expect("in standard layout").chunks(4).collect();
+        let piece = |i| pieces.get(scale::sample_piece(i, pieces.len() as u64, *samples) as usize);
+        largest((0..*samples).filter_map(piece).copied().flatten())
+    });
+    let guess = scale::guessed_maximum(sampled.max().unwrap_or(0));
+    scale::weight_exponent(largest(weights.iter().copied().flatten())).max(guess)
 }
 
 /// The maximum over tokens that a weight gradient's exponent follows from.

@@ -9,6 +9,8 @@ pub const GRADIENTS_BLOCKS_PER_SM: u32 = 3;
 pub const OPERANDS_BLOCKS_PER_SM: u32 = 5;
 /// 16-byte pieces of a weight tensor that a block of `cross_convert_gradients_*` takes at once.
 pub const WEIGHT_TILE_PIECES: u32 = 8 * THREADS;
+/// 16-byte pieces of q_weight, of k_weight and of v_weight that the weights' exponents are guessed from.
+pub const SAMPLES: [u32; 3] = [4 * THREADS, 2 * THREADS, 2 * THREADS];
 /// Dynamic shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
 pub const SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
 

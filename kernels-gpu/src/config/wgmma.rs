@@ -78,8 +78,10 @@ pub const RIDER_COLUMN_SUM_COLUMNS: u32 = 16;
 pub const EXCHANGE_OFFSET: u32 = SMEM_BYTES.next_multiple_of(16);
 /// Bytes of a warpgroup's sets.
 pub const EXCHANGE_BYTES: u32 = 2 * 8 * 4;
+/// Offset of the guessed maxima of the weights, `[2 warpgroups][2 sequences]` words.
+pub const GUESS_OFFSET: u32 = EXCHANGE_OFFSET + 2 * EXCHANGE_BYTES;
 /// Dynamic shared memory of a launch that converts.
-pub const CONVERTING_SMEM_BYTES: u32 = EXCHANGE_OFFSET + 2 * EXCHANGE_BYTES;
+pub const CONVERTING_SMEM_BYTES: u32 = GUESS_OFFSET + 2 * 2 * 4;
 const _: () = assert!(CONVERTING_SMEM_BYTES <= 232_448, "more than an SM gives to one block");
 
 /// Sizes of the operation that a launch can convert: it has code for these alone, which holds a token in registers.
@@ -107,9 +109,9 @@ pub mod converting {
 /// Indices of the counters of a launch that converts: rows that are done. `+ sequence` is 0 for the decoder and q_weight, 1 for the encoder,
 /// k_weight and v_weight.
 pub mod ready {
-    /// + sequence: rows of weights whose largest element is in the maxima.
+    /// + sequence: rows of weights that are converted by a guessed exponent, and whose largest element is in the maxima.
     pub const WEIGHT_MAXIMA: u32 = 0;
-    /// + sequence: rows of weights that are converted.
+    /// + sequence: rows of weights that are converted for good.
     pub const WEIGHTS: u32 = 2;
     /// + sequence: tokens whose gradients are converted and whose exponents are in the maxima.
     pub const TOKENS: u32 = 4;

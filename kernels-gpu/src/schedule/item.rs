@@ -10,11 +10,12 @@ pub mod item_kind {
     pub const OWNER: u32 = 2;
     /// Some columns of a tile whose K ranges are all parts: adds them in order and writes the columns.
     pub const REDUCE: u32 = 3;
-    /// Conversion: the largest element of some rows of weights (`product`: one of [`matrix`](super::matrix)).
-    pub const MAXIMUM: u32 = 4;
+    /// Conversion: some rows of weights to fp16 by their guessed exponent, and their largest element (`product`: one of [`matrix`](super::matrix)).
+    pub const WEIGHTS: u32 = 4;
     /// Conversion: gradients of some tokens to fp16, their row exponents and maxima (`product` 0: decoder, 1: encoder).
     pub const TOKENS: u32 = 5;
-    /// Conversion: some rows of weights or hidden states to fp16 (`product`: one of [`matrix`](super::matrix)).
+    /// Conversion: some rows of hidden states to fp16; or of weights, again, if their exponent was guessed too low (`product`: one of
+    /// [`matrix`](super::matrix)).
     pub const SCALE: u32 = 6;
 }
 
@@ -51,8 +52,8 @@ pub mod matrix {
 /// two such launches on different streams each hold some SMs, blocks that have not started find none. The GPU starts blocks in the order of their numbers (CUDA does
 /// not promise it, but look-back scans rely on it too), so those that a block waits for have started, and their parts get done.
 ///
-/// Conversion items (`m0`: first row, `k_blocks`: number of rows, not 0) come before all others of a list. Maxima and tokens wait for nothing,
-/// scales for maxima and tokens, products for all of these; in a list no item stands before one that it waits for. Blocks wait for any others, so such
+/// Conversion items (`m0`: first row, `k_blocks`: number of rows, not 0) come before all others of a list. Weights and tokens wait for nothing,
+/// scales for weights and tokens, products for all of these; in a list no item stands before one that it waits for. Blocks wait for any others, so such
 /// a launch must be cooperative.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -154,7 +154,7 @@ pub(super) fn prepare_convert(
         wkv: parts("kv weights fp16"),
         row_exponents_dec: workspace.at("decoder row exponents"),
         row_exponents_enc: workspace.at("encoder row exponents"),
-        maxima: gpu.upload(&Array1::from_elem(4, 0i32)),
+        maxima: gpu.upload(&Array1::from_elem(6, 0i32)),
         exponents: workspace.at("exponents"),
     };
     let params = CrossConvertParams {

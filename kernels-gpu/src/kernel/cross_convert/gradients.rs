@@ -1,8 +1,8 @@
-//! `cross_convert_gradients_*`: gradient rows, and the maxima that the other operands' exponents follow from.
+//! `cross_convert_gradients_*`: gradient rows, weights by guessed exponents, and the maxima that all exponents but the rows' follow from.
 use core::array::from_fn;
 
 use super::parts::store;
-use crate::config::cross_convert::{THREADS, WEIGHT_TILE_PIECES};
+use crate::config::cross_convert::{SAMPLES, THREADS, WEIGHT_TILE_PIECES};
 use crate::params::CrossConvertParams;
 use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, lds128, red_max_s32_if, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
@@ -190,27 +190,68 @@ unsafe fn convert_tokens<const HELD: usize, const AT_ONCE: usize, const PARTS: u
     (maximum, row - tokens.rows)
 }
 
-/// Largest magnitude among this thread's elements of weight tiles `first, first + blocks, ..`, and the first index of the next kind
-/// of work.
-///
-/// # Safety
-/// `weight` has `pieces` readable pieces.
-#[inline(always)]
-unsafe fn largest_weight(weight: *const f32, pieces: u64, first: u32) -> (u32, u32) {
-    let tiles = pieces.div_ceil(WEIGHT_TILE_PIECES as u64) as u32;
-    let mut tile = first;
-    let mut max = 0;
-    while tile < tiles {
-        let start = tile as u64 * WEIGHT_TILE_PIECES as u64 + thread::thread_idx_x() as u64;
-        // SAFETY: only pieces below `pieces` are read.
-        let v: [[f32; 4]; (WEIGHT_TILE_PIECES / THREADS) as usize] = from_fn(|i| unsafe {
-            let piece = start + i as u64 * THREADS as u64;
-            ldg128_l2_or_zero(weight.cast::<u8>().wrapping_add(piece as usize * 16), piece < pieces)
-        });
-        max = largest(&v).max(max);
-        tile += thread::grid_dim_x();
+/// A weight tensor.
+struct Weights {
+    source: *const f32,
+    /// Parts of the converted tensor.
+    out: [*mut u16; 2],
+    pieces: u64,
+    /// It is stored times `2^-exponent`.
+    exponent: i32,
+}
+
+impl Weights {
+    /// Tiles of `WEIGHT_TILE_PIECES`.
+    #[inline(always)]
+    fn tiles(&self) -> u32 {
+        self.pieces.div_ceil(WEIGHT_TILE_PIECES as u64) as u32
     }
-    (max, tile - tiles)
+
+    /// Largest magnitude of this thread's `N` pieces of the sample of `N * THREADS`.
+    ///
+    /// # Safety
+    /// `source` has `pieces` readable pieces.
+    #[inline(always)]
+    unsafe fn sample<const N: usize>(&self) -> u32 {
+        let v: [[f32; 4]; N] = from_fn(|i| {
+            let index = thread::thread_idx_x() + i as u32 * THREADS;
+            let piece = scale::sample_piece(index, self.pieces, N as u32 * THREADS);
+            // SAFETY: only pieces below `pieces` are read.
+            unsafe {
+                ldg128_l2_or_zero(self.source.cast::<u8>().wrapping_add(piece as usize * 16), piece < self.pieces)
+            }
+        });
+        largest(&v)
+    }
+
+    /// Converts tiles `first, first + blocks, ..`; returns the largest magnitude among this thread's elements and the first index of the next
+    /// kind of work.
+    ///
+    /// # Safety
+    /// `source` has `pieces` readable pieces, each part of `out` room for them, which nobody else accesses.
+    #[inline(always)]
+    unsafe fn convert<const PARTS: usize>(&self, first: u32) -> (u32, u32) {
+        let tiles = self.tiles();
+        let factors = power_of_two_halves(-self.exponent);
+        let mut tile = first;
+        let mut max = 0;
+        while tile < tiles {
+            let start = tile as u64 * WEIGHT_TILE_PIECES as u64 + thread::thread_idx_x() as u64;
+            let inside = |i: usize| start + i as u64 * (THREADS as u64) < self.pieces;
+            let source = self.source.cast::<u8>().wrapping_add(start as usize * 16);
+            // SAFETY: only pieces below `pieces` are read and written, each by one thread.
+            unsafe {
+                let v: [[f32; 4]; (WEIGHT_TILE_PIECES / THREADS) as usize] =
+                    from_fn(|i| ldg128_stream_or_zero(source.wrapping_add(i * THREADS as usize * 16), inside(i)));
+                max = largest(&v).max(max);
+                for (i, v) in v.iter().enumerate() {
+                    store::<PARTS>(inside(i), self.out, (start + i as u64 * THREADS as u64) * 8, *v, factors);
+                }
+            }
+            tile += thread::grid_dim_x();
+        }
+        (max, tile - tiles)
+    }
 }
 
 /// The kernel.
@@ -252,20 +293,39 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
         row_pieces: q_pieces,
         hidden_pieces: p.hidden_size / 4,
     };
-    let q_weight_pieces = q_pieces as u64 * p.hidden_size as u64;
     let kv_weight_pieces = kv_pieces as u64 * p.cross_hidden_size as u64;
+    let weights = |source, out, pieces| Weights { source, out, pieces, exponent: 0 };
+    let mut q = weights(p.q_weight, p.wq, q_pieces as u64 * p.hidden_size as u64);
+    let mut k = weights(p.k_weight, p.wkv, kv_weight_pieces);
+    let mut v =
+        weights(p.v_weight, p.wkv.map(|part| part.wrapping_add(kv_weight_pieces as usize * 4)), kv_weight_pieces);
     let mut set = 0;
     // SAFETY: the tensors are as in `CrossConvertParams`; the two sets of shared memory are used in turn, so a barrier lies between
     // the readers of one and its next writers.
     unsafe {
         let (top_enc, next) = convert_tokens::<2, 4, PARTS>(&encoder, thread::block_idx_x(), &mut set);
         let (top_dec, next) = convert_tokens::<4, 1, PARTS>(&decoder, next, &mut set);
-        let (q, next) = largest_weight(p.q_weight, q_weight_pieces, next);
-        let (k, next) = largest_weight(p.k_weight, kv_weight_pieces, next);
-        let (v, _) = largest_weight(p.v_weight, kv_weight_pieces, next);
-        let (q, kv) = block_max(shared::dynamic_base() + set, q, k.max(v));
-        let tops = [top_dec, top_enc, scale::weight_exponent(q), scale::weight_exponent(kv)];
-        for (i, top) in tops.into_iter().enumerate() {
+        let (mut guess_q, mut guess_kv, mut top_q, mut top_kv) = (i32::MIN, i32::MIN, i32::MIN, i32::MIN);
+        if next < q.tiles() + k.tiles() + v.tiles() {
+            let (sample_q, sample_kv) = (
+                q.sample::<{ (SAMPLES[0] / THREADS) as usize }>(),
+                k.sample::<{ (SAMPLES[1] / THREADS) as usize }>()
+                    .max(v.sample::<{ (SAMPLES[2] / THREADS) as usize }>()),
+            );
+            let (sample_q, sample_kv) = block_max(shared::dynamic_base() + set, sample_q, sample_kv);
+            set ^= 2 * WARPS * 4;
+            (guess_q, guess_kv) = (scale::guessed_maximum(sample_q), scale::guessed_maximum(sample_kv));
+            q.exponent = scale::operand_exponent(guess_q);
+            k.exponent = scale::operand_exponent(guess_kv);
+            v.exponent = k.exponent;
+            let (max_q, next) = q.convert::<PARTS>(next);
+            let (max_k, next) = k.convert::<PARTS>(next);
+            let (max_v, _) = v.convert::<PARTS>(next);
+            let (max_q, max_kv) = block_max(shared::dynamic_base() + set, max_q, max_k.max(max_v));
+            (top_q, top_kv) =
+                (scale::weight_exponent(max_q).max(guess_q), scale::weight_exponent(max_kv).max(guess_kv));
+        }
+        for (i, top) in [top_dec, top_enc, top_q, top_kv, guess_q, guess_kv].into_iter().enumerate() {
             red_max_s32_if(thread::thread_idx_x() == 0, p.maxima.wrapping_add(i), scale::maximum_word(top));
         }
     }

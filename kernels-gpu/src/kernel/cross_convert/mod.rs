@@ -5,20 +5,23 @@
 //! gradients: dq[t, h * head_dim + j] = grad_query_states[b, h, s, j] * 2^-row_exponents_dec[t]            t = b * seq_len + s
 //!            dkv[t, ..] = (dK | dV)[t, ..] * 2^-row_exponents_enc[t]      dK, dV: sums over the query heads of a kv head
 //!            maxima[0] = max over t of row_exponents_dec[t] + exponent(max |x_dec[t]|)      [1]: the same of the encoder
-//!            maxima[2] = exponent(max |q_weight|)                                           [3]: of k_weight and v_weight
+//!            maxima[4] = exponent(max |sample of q_weight|) + HEADROOM                      [5]: of k_weight and v_weight
+//!            maxima[2] = max(exponent(max |q_weight|), maxima[4])                           [3]: likewise
+//!            wq' = q_weight * 2^(14 - maxima[4])                          wkv' = (k_weight over v_weight) * 2^(14 - maxima[5])
 //! operands:  exponents[i] = R_i = maxima[i] - 14
 //!            x_dec'[t] = x_dec[t] * 2^(row_exponents_dec[t] - R_0)        x_enc'[t] = x_enc[t] * 2^(row_exponents_enc[t] - R_1)
-//!            wq' = q_weight * 2^-R_2                                      wkv' = (k_weight over v_weight) * 2^-R_3
+//!            wq' = q_weight * 2^-R_2 if maxima[2] > maxima[4]             wkv' = (k_weight over v_weight) * 2^-R_3 if maxima[3] > maxima[5]
 //! ```
 //! The row exponents of the gradients thereby leave the weight gradients' sums over tokens and are undone in one factor `2^R`.
 //! `cross_wgmma_fast` makes the same in the launch that multiplies, for long sequences of the model's sizes on Hopper.
-//! Two launches, because `R` needs the maxima of everything. The atomic maxima are of integers: their order does not matter.
+//! Two launches, because `R` needs the maxima of everything. So that weights are read once, the first one takes their maxima for a guess from a fixed
+//! sample; where that is too low the second one converts them again. The atomic maxima are of integers: their order does not matter.
 //!
 //! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.
 //! * gradients: a block takes a token at a time (gradient row and row of hidden states), encoder tokens first, then decoder tokens,
-//!   then weight tiles of 32 KiB. Thread `i` holds pieces `i, i + 256, ..` (16 bytes in, 8 bytes out) of a row between finding the
+//!   then weight tiles of 32 KiB; every block looks at the same sample before its first. Thread `i` holds pieces `i, i + 256, ..` (16 bytes in, 8 bytes out) of a row between finding the
 //!   maximum and storing; what a row has beyond 512 (encoder) or 1024 (decoder) pieces is read again, from L2.
-//! * operands: a warp takes a row at a time, weights first (they were read last).
+//! * operands: a warp takes a row at a time.
 //!
 //! Shared memory (dynamic), gradients only, `config::cross_convert::SMEM_BYTES`: two sets, used in turn, of
 //! ```text
@@ -38,27 +41,27 @@ use crate::config::cross_convert::{GRADIENTS_BLOCKS_PER_SM, OPERANDS_BLOCKS_PER_
 use crate::params::CrossConvertParams;
 use cuda_std::kernel;
 
-/// dQ, dK and dV to fp16, row exponents and maxima.
+/// dQ, dK, dV and weights to fp16, row exponents and maxima.
 ///
 /// # Safety
 /// As the file head says.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 3)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 4)]
 pub unsafe fn cross_convert_gradients_fast(params: CrossConvertParams) {
     // SAFETY: the caller's.
     unsafe { gradients::convert::<1>(&params) }
 }
 
-/// dQ, dK and dV to two fp16 parts, row exponents and maxima.
+/// dQ, dK, dV and weights to two fp16 parts, row exponents and maxima.
 ///
 /// # Safety
 /// As the file head says.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 3)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = GRADIENTS_BLOCKS_PER_SM, barriers = 4)]
 pub unsafe fn cross_convert_gradients_high(params: CrossConvertParams) {
     // SAFETY: the caller's.
     unsafe { gradients::convert::<2>(&params) }
 }
 
-/// Hidden states and weights to fp16, and their exponents.
+/// Hidden states to fp16, weights again where they must be, and the exponents.
 ///
 /// # Safety
 /// As the file head says.
@@ -68,7 +71,7 @@ pub unsafe fn cross_convert_operands_fast(params: CrossConvertParams) {
     unsafe { operands::convert::<1>(&params) }
 }
 
-/// Hidden states and weights to two fp16 parts, and their exponents.
+/// Hidden states to two fp16 parts, weights again where they must be, and the exponents.
 ///
 /// # Safety
 /// As the file head says.

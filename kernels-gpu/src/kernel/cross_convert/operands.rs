@@ -1,4 +1,4 @@
-//! `cross_convert_operands_*`: hidden states and weights, once the maxima are known.
+//! `cross_convert_operands_*`: hidden states once the maxima are known, and weights whose exponents were guessed too low.
 use core::array::from_fn;
 
 use super::parts::store;
@@ -77,10 +77,14 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
         for (i, exponent) in exponents.into_iter().enumerate() {
             stg32_if(first_thread, p.exponents.wrapping_add(i).cast(), exponent as u32);
         }
-        let (source, out, exponent) = (p.q_weight, p.wq, exponents[2]);
-        let q = Matrix { source, out, rows: q_out_dim, row_pieces: pieces, row_exponents: None, exponent };
-        let (source, out, exponent) = (p.k_weight, p.wkv, exponents[3]);
-        let k = Matrix { source, out, rows: kv_out_dim, row_pieces: cross_pieces, row_exponents: None, exponent };
+        // No rows of weights whose guess holds.
+        let again = |i: usize, rows| {
+            if p.maxima.wrapping_add(i).read() == p.maxima.wrapping_add(2 + i).read() { 0 } else { rows }
+        };
+        let (source, out, rows, exponent) = (p.q_weight, p.wq, again(2, q_out_dim), exponents[2]);
+        let q = Matrix { source, out, rows, row_pieces: pieces, row_exponents: None, exponent };
+        let (source, out, rows, exponent) = (p.k_weight, p.wkv, again(3, kv_out_dim), exponents[3]);
+        let k = Matrix { source, out, rows, row_pieces: cross_pieces, row_exponents: None, exponent };
         let below = kv_out_dim as usize * p.cross_hidden_size as usize;
         let v = Matrix { source: p.v_weight, out: p.wkv.map(|part| part.wrapping_add(below)), ..k };
         let (source, out, row_exponents) = (p.encoder_hidden_states, p.x_enc, Some(p.row_exponents_enc.cast_const()));

@@ -19,14 +19,14 @@
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
 //! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all. Converting: maxima of warps `[2 warpgroups][2 sets][8]` words
-//! at 229,440; 229,568 in all.
+//! at 229,440, guesses `[2 warpgroups][2]` at 229,568; 229,584 in all.
 //!
 //! **Registers.** 168 at launch; 56 for warpgroup 0 and 224 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory. Converting: the sizes of `config::wgmma::converting`; maxima and
-//! `ready` are zero; 229,568 bytes of dynamic shared memory.
+//! `ready` are zero; 229,584 bytes of dynamic shared memory.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -104,8 +104,9 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32
         tiles += 2 * (width / chunk_columns).div_ceil(config::OUTPUT_CHUNKS) + 1 + width / 64;
         i += 1;
     }
-    // The conversion: one a token of either sequence, one a stage of maximum and of scale items, one an item, the publisher's.
-    tiles + 4 + if converts { 6 } else { 0 }
+    // The conversion: two for the guesses, one a token of either sequence, one a stage of weights, of weights again, and of scale items (which are
+    // there for both), one an item, the publisher's.
+    tiles + 4 + if converts { 10 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -222,7 +223,11 @@ unsafe fn run<E: Entry>() {
             if E::DEPENDENT {
                 wait_for_launch_before();
             }
-            consume_list::<E>(&mut Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 }, first);
+            let mut consumer = Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 };
+            if E::CONVERTS {
+                consumer.guess_exponents::<E>();
+            }
+            consume_list::<E>(&mut consumer, first);
         }
     }
 }
@@ -239,7 +244,7 @@ unsafe fn consume_list<E: Entry>(consumer: &mut Consumer, mut item: Item) {
         while item.k_blocks != 0 {
             next = next.add(1);
             prefetch_l1(next);
-            if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+            if E::CONVERTS && item.kind >= item_kind::WEIGHTS {
                 consumer.convert::<E>(&item);
             } else if item.kind == item_kind::REDUCE {
                 consumer.reduce::<E>(&item);

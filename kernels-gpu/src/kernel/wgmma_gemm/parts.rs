@@ -51,7 +51,7 @@ pub(super) unsafe fn publish_list<E: Entry>(warpgroup: u32, lane: u32) {
     unsafe {
         let mut item = list::<E>();
         while (*item).k_blocks != 0 {
-            if E::CONVERTS && (*item).kind >= item_kind::MAXIMUM {
+            if E::CONVERTS && (*item).kind >= item_kind::WEIGHTS {
                 convert::publish::<E>(&*item, warpgroup, lane);
             } else if (*item).kind == item_kind::PART {
                 named_barrier(named_barrier::PART_STORED + warpgroup, 128 + 32);

@@ -45,7 +45,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, mut item: Item) {
 unsafe fn produce_item<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, next: *const Item) {
     // SAFETY: as the caller promises.
     unsafe {
-        if E::CONVERTS && item.kind >= item_kind::MAXIMUM {
+        if E::CONVERTS && item.kind >= item_kind::WEIGHTS {
             return ring.load_rows::<E>(item);
         }
         if item.kind == item_kind::REDUCE {

@@ -2,14 +2,15 @@
 use core::array::from_fn;
 
 use super::token::{Factors, Token, store_scaled};
-use super::{Matrix, Sequence, conversion, row_block};
+use super::{Matrix, Sequence, conversion, guess_holds, row_block};
+use crate::config::cross_convert::SAMPLES;
 use crate::config::wgmma::converting::{CROSS_HIDDEN_SIZE, HIDDEN_SIZE, KV_OUT_DIM, Q_OUT_DIM, ROUND_ROWS};
-use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, named_barrier, ready};
+use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, GUESS_OFFSET, named_barrier, ready};
 use crate::kernel::wgmma_gemm::Entry;
 use crate::kernel::wgmma_gemm::consumer::Consumer;
 use crate::params_wgmma::Conversion;
 use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, shfl_from};
-use crate::ptx::memory::{lds128, red_max_s32_if, stg32_if, sts32_if};
+use crate::ptx::memory::{ldg128_l2_or_zero, lds32, lds128, red_max_s32_if, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
 use crate::schedule::convert::{first_slot, rows_of};
@@ -25,6 +26,10 @@ const DECODER_PIECES: usize = (Q_OUT_DIM / 4 / THREADS) as usize;
 const DECODER_HIDDEN_PIECES: usize = (HIDDEN_SIZE / 4 / THREADS) as usize;
 const ENCODER_PIECES: usize = (2 * KV_OUT_DIM / 4 / THREADS) as usize;
 const ENCODER_HIDDEN_PIECES: usize = (CROSS_HIDDEN_SIZE / 4 / THREADS) as usize;
+/// Pieces that each of them has of the samples of q_weight, of k_weight and of v_weight.
+const Q_SAMPLES: usize = (SAMPLES[0] / THREADS) as usize;
+const KV_SAMPLES: usize = (SAMPLES[1] / THREADS) as usize;
+const _: () = assert!(SAMPLES[1] == SAMPLES[2] && KV_OUT_DIM * CROSS_HIDDEN_SIZE / 4 >= SAMPLES[1]);
 // No piece is left over. Rows are whole rounds of a warp (scale), eight of them whole rounds of both warpgroups (maximum).
 const _: () = assert!(Q_OUT_DIM.is_multiple_of(4 * THREADS) && KV_OUT_DIM.is_multiple_of(2 * THREADS));
 const _: () = assert!(HIDDEN_SIZE.is_multiple_of(4 * THREADS) && CROSS_HIDDEN_SIZE.is_multiple_of(4 * THREADS));
@@ -65,8 +70,9 @@ impl Consumer {
             match (item.kind, item.product) {
                 (item_kind::TOKENS, 0) => self.tokens::<E, DECODER_PIECES, DECODER_HIDDEN_PIECES, false>(c, item),
                 (item_kind::TOKENS, _) => self.tokens::<E, ENCODER_PIECES, ENCODER_HIDDEN_PIECES, true>(c, item),
-                (item_kind::MAXIMUM, _) => self.maximum(c, item),
-                _ => self.scale::<E>(c, item),
+                (item_kind::WEIGHTS, _) => self.weights(c, item),
+                (_, matrix::DECODER | matrix::ENCODER) => self.scale::<E>(c, item),
+                _ => self.weights_again::<E>(c, item),
             }
             named_barrier(named_barrier::PART_STORED + self.warpgroup, THREADS + 32);
         }
@@ -146,17 +152,53 @@ impl Consumer {
         }
     }
 
-    /// Finds the largest element of rows of weights.
+    /// Guesses the exponents of the weights from their samples, and leaves them to the items that convert weights.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, before their first item; the entry converts.
+    #[inline(always)]
+    pub(in crate::kernel::wgmma_gemm) unsafe fn guess_exponents<E: Entry>(&self) {
+        // SAFETY: as the caller promises; the barrier orders the guesses before those who read them.
+        unsafe {
+            let c = conversion::<E>();
+            let q = sample::<Q_SAMPLES>(c, matrix::Q_WEIGHT, self.thread);
+            let k = sample::<KV_SAMPLES>(c, matrix::K_WEIGHT, self.thread);
+            let v = sample::<KV_SAMPLES>(c, matrix::V_WEIGHT, self.thread);
+            let exchange = shared::dynamic_base() + EXCHANGE_OFFSET + self.warpgroup * EXCHANGE_BYTES;
+            // The second set: the first item's first maximum takes the first one, no barrier later.
+            let (q, kv) =
+                self.warpgroup_max(exchange + EXCHANGE_BYTES / 2, largest(&q, 0), largest(&k, largest(&v, 0)));
+            for (sequence, largest) in [q, kv].into_iter().enumerate() {
+                let guess = scale::maximum_word(scale::guessed_maximum(largest));
+                sts32_if(self.thread == 0, self.guess(sequence as u32), guess as u32);
+                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(2 + sequence), guess);
+                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(4 + sequence), guess);
+            }
+            named_barrier(named_barrier::WARPGROUP + self.warpgroup, THREADS);
+        }
+    }
+
+    /// Shared address of the warpgroup's guess, a word, of the weights of a sequence.
+    #[inline(always)]
+    fn guess(&self, sequence: u32) -> u32 {
+        shared::dynamic_base() + GUESS_OFFSET + (self.warpgroup * 2 + sequence) * 4
+    }
+
+    /// Converts rows of weights by their guessed exponent and finds their largest element.
     ///
     /// # Safety
     /// As [`Consumer::convert`].
     #[inline(always)]
-    unsafe fn maximum(&mut self, c: &Conversion, item: &Item) {
+    unsafe fn weights(&mut self, c: &Conversion, item: &Item) {
         let m = Matrix::of(c, item.product);
+        let row_bytes = m.row_pieces as usize * 8;
+        let mut out = m.out.map(|part| part.cast::<u8>().wrapping_add(item.m0 as usize * row_bytes));
         let mut left = item.k_blocks;
         let mut order = 0;
-        // SAFETY: the stage is full; maxima are reduced only.
+        // SAFETY: the stage is full; each piece has one writer; maxima are reduced only.
         unsafe {
+            let guess = lds32(self.guess(matrix::sequence(item.product))) as i32;
+            let factors = Factors::new(-scale::operand_exponent(scale::maximum_of_word(guess)));
             while left > 0 {
                 let rows = m.per_stage.min(left);
                 let pieces = rows * m.row_pieces;
@@ -164,15 +206,37 @@ impl Consumer {
                 let mut first = 0;
                 while first < pieces {
                     let mine = first + self.warpgroup * THREADS + self.thread;
-                    order = largest(&stage_pieces(self.ring.a(), mine, 2 * THREADS), order);
+                    let v = stage_pieces(self.ring.a(), mine, 2 * THREADS);
+                    order = largest(&v, order);
+                    for (i, v) in factors.times(v).iter().enumerate() {
+                        store_scaled(out, (mine as usize + i * 2 * THREADS as usize) * 8, *v);
+                    }
                     first += AT_ONCE as u32 * 2 * THREADS;
                 }
                 self.release_read_stage();
+                out = out.map(|part| part.wrapping_add(rows as usize * row_bytes));
                 left -= rows;
             }
             let top = scale::weight_exponent(scale::magnitude_of_order(redux_max(order)));
-            let maximum = weight_maximum(c, item.product);
+            let maximum = c.maxima.wrapping_add(2 + matrix::sequence(item.product) as usize);
             red_max_s32_if(self.thread % 32 == 0, maximum, scale::maximum_word(top));
+        }
+    }
+
+    /// Converts rows of weights again, if their exponent was guessed too low.
+    ///
+    /// # Safety
+    /// As [`Consumer::convert`].
+    #[inline(always)]
+    unsafe fn weights_again<E: Entry>(&mut self, c: &Conversion, item: &Item) {
+        // SAFETY: the producer has acquired the maxima before it filled the stage, which is empty.
+        unsafe {
+            self.ring.wait_full();
+            let holds = guess_holds(c, matrix::sequence(item.product));
+            self.release_read_stage();
+            if !holds {
+                self.scale::<E>(c, item);
+            }
         }
     }
 
@@ -183,14 +247,11 @@ impl Consumer {
     #[inline(always)]
     unsafe fn scale<E: Entry>(&mut self, c: &Conversion, item: &Item) {
         let m = Matrix::of(c, item.product);
-        let below = c.num_kv_heads as usize * c.head_dim as usize * c.cross_hidden_size as usize;
-        let none = core::ptr::null_mut();
-        let (out, row_exponents, maximum) = match item.product {
-            matrix::Q_WEIGHT => (c.wq, none, 2),
-            matrix::K_WEIGHT => (c.wkv, none, 3),
-            matrix::V_WEIGHT => (c.wkv.map(|part| part.wrapping_add(below)), none, 3),
-            matrix::DECODER => (c.x_dec, c.row_exponents_dec, 0),
-            _ => (c.x_enc, c.row_exponents_enc, 1),
+        let sequence = matrix::sequence(item.product);
+        let (row_exponents, maximum) = if !matrix::is_hidden(item.product) {
+            (core::ptr::null_mut(), 2 + sequence as usize)
+        } else {
+            (if sequence == 0 { c.row_exponents_dec } else { c.row_exponents_enc }, sequence as usize)
         };
         // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup. Lane `l` has the exponent of the `l`th.
         let class = self.warpgroup + self.thread / 32 * 2;
@@ -220,7 +281,7 @@ impl Consumer {
                     while piece - lane < m.row_pieces {
                         let v = stage_pieces(base, piece, 32);
                         let at = start + piece as usize * 8;
-                        let out = out.map(|part| part.cast::<u8>().wrapping_add(at));
+                        let out = m.out.map(|part| part.cast::<u8>().wrapping_add(at));
                         for (i, v) in factors.times(v).iter().enumerate() {
                             store_scaled(out, i * 32 * 8, *v);
                         }
@@ -235,10 +296,19 @@ impl Consumer {
     }
 }
 
-/// Where the maximum of a matrix of weights is found.
+/// A thread's `N` pieces of the sample of `N * THREADS` of a weight tensor.
+///
+/// # Safety
+/// The tensor has more pieces.
 #[inline(always)]
-fn weight_maximum(c: &Conversion, weights: u32) -> *mut i32 {
-    c.maxima.wrapping_add(2 + matrix::sequence(weights) as usize)
+unsafe fn sample<const N: usize>(c: &Conversion, weights: u32, thread: u32) -> [[f32; 4]; N] {
+    let m = Matrix::of(c, weights);
+    let pieces = m.row_pieces as u64 * if weights == matrix::Q_WEIGHT { Q_OUT_DIM } else { KV_OUT_DIM } as u64;
+    from_fn(|i| {
+        let piece = scale::sample_piece(thread + i as u32 * THREADS, pieces, N as u32 * THREADS);
+        // SAFETY: inside the tensor.
+        unsafe { ldg128_l2_or_zero(m.source.cast::<u8>().wrapping_add(piece as usize * 16), true) }
+    })
 }
 
 /// Publishing warp of a consumer warpgroup: counts its rows of a conversion item as done.
@@ -256,7 +326,7 @@ pub(in crate::kernel::wgmma_gemm) unsafe fn publish<E: Entry>(item: &Item, warpg
         let counter = sequence
             + match item.kind {
                 item_kind::TOKENS => ready::TOKENS,
-                item_kind::MAXIMUM => ready::WEIGHT_MAXIMA,
+                item_kind::WEIGHTS => ready::WEIGHT_MAXIMA,
                 _ if matrix::is_hidden(item.product) => ready::HIDDEN,
                 _ => ready::WEIGHTS,
             };

@@ -3,10 +3,11 @@
 //! Formula: that of [`cross_convert`](crate::kernel::cross_convert), bit for bit (but that a zero keeps its sign). The producer loads rows of fp32
 //! into a stage; a consumer warpgroup takes every second row of an item, counted from the item's first. Its publishing warp counts what is
 //! done in `conversion.ready`, and whoever needs it waits there.
-//! * maximum items: 16 bytes a thread at a time, any of the rows.
+//! * weights items: 16 bytes a thread at a time, any of the rows; by exponents that each warpgroup guesses when it begins.
 //! * token items: a warpgroup holds a token in registers from its one reading to its storing, thread `i` the pieces `i, i + 128, ..` (16 bytes of
 //!   fp32). The stage is given back as soon as all have read.
-//! * scale items: a warp takes every eighth row.
+//! * scale items: a warp takes every eighth row. Those of weights begin with an empty stage, after which the producer and the consumers see whether there is
+//!   more to do.
 //!
 //! Stage of a token item: `[tensors][num_heads][tokens][head_dim]` of gradients, one or two tensors (dK and dV), then `[tokens][hidden]`.
 //!
@@ -15,6 +16,7 @@
 use super::Entry;
 use crate::config::wgmma::{TILE_M, ready, rows_per_stage};
 use crate::params_wgmma::Conversion;
+use crate::ptx::hopper::ld_relaxed_s32;
 use crate::schedule::convert::{StageLayout, Stages};
 use crate::schedule::item::{Item, matrix};
 
@@ -81,6 +83,8 @@ impl Sequence {
 /// A matrix of weights or hidden states.
 struct Matrix {
     source: *const f32,
+    /// Parts of the converted one.
+    out: [*mut u16; 2],
     row_pieces: u32,
     /// Rows of a stage.
     per_stage: u32,
@@ -90,18 +94,19 @@ impl Matrix {
     /// The matrix that an item names.
     #[inline(always)]
     fn of(c: &Conversion, index: u32) -> Self {
-        let source = match index {
-            matrix::Q_WEIGHT => c.q_weight,
-            matrix::K_WEIGHT => c.k_weight,
-            matrix::V_WEIGHT => c.v_weight,
-            matrix::DECODER => c.decoder_hidden_states,
-            _ => c.encoder_hidden_states,
+        let below = (c.num_kv_heads * c.head_dim) as usize * c.cross_hidden_size as usize;
+        let (source, out) = match index {
+            matrix::Q_WEIGHT => (c.q_weight, c.wq),
+            matrix::K_WEIGHT => (c.k_weight, c.wkv),
+            matrix::V_WEIGHT => (c.v_weight, c.wkv.map(|part| part.wrapping_add(below))),
+            matrix::DECODER => (c.decoder_hidden_states, c.x_dec),
+            _ => (c.encoder_hidden_states, c.x_enc),
         };
         let row_pieces = if matrix::sequence(index) == 0 { c.hidden_size } else { c.cross_hidden_size } / 4;
         let row_bytes = 16 * row_pieces;
         // SAFETY: rows are not empty, and shorter than 4 GiB.
         unsafe { core::hint::assert_unchecked(row_bytes != 0) };
-        Matrix { source, row_pieces, per_stage: rows_per_stage(row_bytes) }
+        Matrix { source, out, row_pieces, per_stage: rows_per_stage(row_bytes) }
     }
 }
 
@@ -109,6 +114,19 @@ impl Matrix {
 #[inline(always)]
 fn weight_rows(c: &Conversion, sequence: u32) -> u32 {
     if sequence == 0 { c.num_heads * c.head_dim } else { 2 * c.num_kv_heads * c.head_dim }
+}
+
+/// Whether the guess of the exponent of the weights of a sequence holds, once all their maxima are there.
+///
+/// # Safety
+/// All items of these weights have been acquired.
+#[inline(always)]
+unsafe fn guess_holds(c: &Conversion, sequence: u32) -> bool {
+    // SAFETY: the maxima have six words.
+    unsafe {
+        let word = |i: u32| ld_relaxed_s32(c.maxima.wrapping_add((i + sequence) as usize));
+        word(2) == word(4)
+    }
 }
 
 /// Tokens of a sequence.

@@ -1,5 +1,5 @@
 //! What the producer thread does for the conversion: loads, and waits for what is converted.
-use super::{Matrix, Sequence, conversion, row_block, tokens, weight_rows};
+use super::{Matrix, Sequence, conversion, guess_holds, row_block, tokens, weight_rows};
 use crate::config::wgmma::ready;
 use crate::kernel::wgmma_gemm::Entry;
 use crate::params::Major;
@@ -26,6 +26,11 @@ impl Ring {
                         wait_for(c, ready::TOKENS + sequence, tokens(c, sequence));
                     } else {
                         wait_for(c, ready::WEIGHT_MAXIMA + sequence, weight_rows(c, sequence));
+                        self.acquire(0);
+                        self.advance();
+                        if guess_holds(c, sequence) {
+                            return;
+                        }
                     }
                     self.load_matrix(c, item);
                 }
