@@ -40,13 +40,19 @@ pub struct CrossConvertParams {
     pub row_exponents_dec: *mut i32,
     /// Out, by gradients: `[rows_enc]`.
     pub row_exponents_enc: *mut i32,
-    /// `[6]`, zero before gradients runs. Out, by gradients: the largest exponent of decoder tokens, encoder tokens, q_weight, and k_weight
-    /// with v_weight, those of weights at least what they were guessed to be; then the guesses of q_weight, and of k_weight with v_weight. All as
-    /// [`maximum_word`](crate::scale::maximum_word) says.
-    pub maxima: *mut i32,
+    /// Out, by gradients: `[6, gradients_blocks]`, what each of its blocks found: the largest exponent of decoder tokens, encoder tokens,
+    /// q_weight, and k_weight with v_weight, those of weights at least what they were guessed to be; then the guesses of q_weight, and of
+    /// k_weight with v_weight. All as [`maximum_word`](crate::scale::maximum_word) says.
+    pub block_maxima: *mut i32,
     /// Out, by operands: `[4]`, the exponents of grad_q_weight, of grad_k_weight and grad_v_weight, of q_weight, and of k_weight with
     /// v_weight.
     pub exponents: *mut i32,
+    /// Out, by gradients: u32 `[zero_words]`, set to 0: counters of the launch after operands.
+    pub zero: *mut u32,
+    /// See `zero`.
+    pub zero_words: u32,
+    /// Blocks of gradients.
+    pub gradients_blocks: u32,
     /// `batch_size * seq_len_dec`, below 2^31, may be 0.
     pub rows_dec: u32,
     /// `batch_size * seq_len_enc`, below 2^31, may be 0.
@@ -68,4 +74,4 @@ pub struct CrossConvertParams {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<CrossConvertParams>() == 232);
+const _: () = assert!(size_of::<CrossConvertParams>() == 248);

@@ -29,6 +29,11 @@ fn supports(shape: &Shape) -> bool {
     sizes == model.map(|size| size as usize) && shape.rows_dec() > 0 && shape.rows_enc() > 0
 }
 
+/// Whether there are too few tokens to convert anything beside the products. Then launches follow each other early, which gains 1 to 2 us (longer ones lose as much).
+pub(super) fn is_short(shape: &Shape, num_sms: usize) -> bool {
+    shape.rows_dec() < LEAST_TOKENS_PER_SM * num_sms
+}
+
 /// Bytes of a token's gradients and hidden states: decoder, encoder.
 fn token_bytes(shape: &Shape) -> (usize, usize) {
     let q_out = shape.q_out_dim();
@@ -77,8 +82,9 @@ pub(super) fn leads(shape: &Shape, num_sms: usize) -> Vec<Lead> {
         let initial_rows = (row_blocks * TILE_M as usize).min(shape.rows_dec());
         Choice { converters, initial_rows }
     };
-    let long_enough = shape.rows_dec() >= LEAST_TOKENS_PER_SM * num_sms;
-    let worth_it = supports(shape) && long_enough && shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
+    let worth_it = supports(shape)
+        && !is_short(shape, num_sms)
+        && shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
     let shares: &[usize] = if worth_it { &SHARES } else { &[] };
     let choices = shares.iter().map(|share| choice(*share)).filter(|choice| choice.converters > 0);
     choices.map(|choice| Deal::new(shape, num_sms).lead(&choice)).collect()

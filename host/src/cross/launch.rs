@@ -4,10 +4,10 @@ use attn_backward_kernels::config::wgmma::segment_parts;
 use attn_backward_kernels::params::{CrossConvertParams, MAX_SEGMENTS};
 use attn_backward_kernels::params_wgmma::Conversion;
 
-use super::plan::Parts;
+use super::plan::{Parts, gradients_blocks};
 use super::{DeviceGradients, DeviceInputs, Plan, Precision, conversion};
-use crate::gemm::{ConversionTensors, GroupedGemm, ProductTensors};
-use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, Stream, TensorViewMut};
+use crate::gemm::{ConversionTensors, GroupedGemm, PreparedGemm, ProductTensors};
+use crate::gpu::{Gpu, Kernel, Launch, LaunchConfig, ModuleKind, Stream, TensorViewMut};
 use crate::workspace::Workspace;
 use crate::{Error, Region};
 
@@ -67,45 +67,55 @@ impl Backward {
         let scratch = workspace.at(regions.gemm);
         let products = self.products(gradients, workspace);
         let params = self.convert_params(inputs, workspace);
-        let converts = self.plan.gemm().converts();
-        let gemm = if converts {
+        if self.plan.gemm().converts() {
             let gradients = [params.grad_query_states, params.grad_key_states, params.grad_value_states];
             let from = ConversionTensors {
                 conversion: self.conversion(&params, workspace),
                 gradients: gradients.map(|tensor| tensor as u64),
                 batch_size: shape.batch_size,
             };
-            self.gemm.prepare_converting(&products, &from, scratch)?
-        } else {
-            self.gemm.prepare(&products, scratch)?
-        };
-
-        let zeroed = regions.gemm.offset - regions.maxima.offset + gemm.counters().1 as u64;
-        // SAFETY: maxima, ready and the GEMM's counters follow each other in the workspace, which was checked.
-        unsafe { stream.fill(workspace.at(regions.maxima), 0, zeroed as usize)? };
-        if converts {
-            // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
-            return unsafe { self.gemm.launch_zeroed(stream, &gemm) };
+            let gemm = self.gemm.prepare_converting(&products, &from, scratch)?;
+            let zeroed = regions.gemm.offset - regions.maxima.offset + gemm.counters().1 as u64;
+            // SAFETY: maxima, ready and the GEMM's counters follow each other in the workspace, which was checked. The tensors have the shape's sizes
+            // (checked above), the workspace the plan's; they outlive the work.
+            return unsafe {
+                stream.fill(workspace.at(regions.maxima), 0, zeroed as usize)?;
+                self.gemm.launch_zeroed(stream, &gemm)
+            };
         }
-        let (rows_dec, rows_enc, num_sms) = (params.rows_dec, params.rows_enc, self.plan.target().num_sms as u32);
+        let gemm = self.gemm.prepare(&products, scratch)?;
+        self.launch_separate(stream, params, gemm)
+    }
+
+    /// Conversion and products in launches of their own.
+    fn launch_separate(
+        &self,
+        stream: &Stream,
+        mut params: CrossConvertParams,
+        mut gemm: PreparedGemm,
+    ) -> Result<(), Error> {
+        let (shape, target) = (self.plan.shape(), self.plan.target());
+        let counters = gemm.counters();
+        params.zero = counters.0 as *mut u32;
+        params.zero_words = (counters.1 / 4) as u32;
         let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
-        let weight_elements =
-            (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
+        let operands_blocks =
+            config::operands_blocks(params.rows_dec, params.rows_enc, weight_rows, target.num_sms as u32);
+        let early = target.module == ModuleKind::Hopper && conversion::is_short(shape, target.num_sms);
+        let behind = if early { Launch::Dependent } else { Launch::Normal };
         let launches = [
-            (
-                &self.gradients,
-                config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms),
-                config::SMEM_BYTES,
-            ),
-            (&self.operands, config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
+            (&self.gradients, params.gradients_blocks, config::GRADIENTS_SMEM_BYTES, Launch::Normal),
+            (&self.operands, operands_blocks, config::OPERANDS_SMEM_BYTES, behind),
         ];
-        for (kernel, blocks, shared_bytes) in launches {
-            let config =
-                LaunchConfig { grid: [blocks, 1, 1], block: config::THREADS, shared_bytes, launch: Launch::Normal };
-            // SAFETY: the tensors have the shape's sizes (checked above), the workspace the plan's; they outlive the work.
+        for (kernel, blocks, shared_bytes, launch) in launches {
+            let config = LaunchConfig { grid: [blocks, 1, 1], block: config::THREADS, shared_bytes, launch };
+            // SAFETY: the tensors have the shape's sizes and the workspace the plan's, which the caller has checked; they outlive the work.
             unsafe { kernel.launch(stream, &config, &params)? };
         }
-        // SAFETY: as above; the operands are written by the launches before, on the same stream.
+        if early {
+            gemm.follow_early();
+        }
+        // SAFETY: as above; the operands are written, the counters zeroed by the launches before, on the same stream.
         unsafe { self.gemm.launch_zeroed(stream, &gemm) }
     }
 
@@ -125,7 +135,7 @@ impl Backward {
             wkv: of.wkv,
             row_exponents_dec: of.row_exponents_dec,
             row_exponents_enc: of.row_exponents_enc,
-            maxima: of.maxima,
+            maxima: workspace.at(self.plan.regions.maxima) as *mut i32,
             ready: workspace.at(self.plan.regions.ready) as *mut u32,
             rows_dec: of.rows_dec,
             rows_enc: of.rows_enc,
@@ -162,8 +172,11 @@ impl Backward {
             wkv: parts(regions.wkv),
             row_exponents_dec: ints(regions.row_exponents_dec),
             row_exponents_enc: ints(regions.row_exponents_enc),
-            maxima: ints(regions.maxima),
+            block_maxima: ints(regions.maxima),
             exponents: ints(regions.exponents),
+            zero: std::ptr::null_mut(),
+            zero_words: 0,
+            gradients_blocks: gradients_blocks(shape, self.plan.target()),
             rows_dec: shape.rows_dec() as u32,
             rows_enc: shape.rows_enc() as u32,
             seq_len_dec: shape.seq_len_dec as u32,

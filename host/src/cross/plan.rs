@@ -1,6 +1,7 @@
 //! Plan of operation B: shapes -> launches and workspace, without a GPU.
 use std::fmt;
 
+use attn_backward_kernels::config::cross_convert;
 use attn_backward_kernels::config::wgmma::ready;
 use attn_backward_kernels::params::{Major, OutputType};
 
@@ -35,7 +36,8 @@ pub(super) struct Regions {
     pub row_exponents_dec: Region,
     pub row_exponents_enc: Region,
     pub exponents: Region,
-    /// From here to the end of the GEMM's counters, which its region begins with, all is zeroed before a run.
+    /// Of the one launch: from here to the end of the GEMM's counters, which its region begins with, all is zeroed before a run. Else of each block of
+    /// `cross_convert_gradients_*`.
     pub maxima: Region,
     pub ready: Region,
     pub gemm: Region,
@@ -62,6 +64,7 @@ impl Plan {
             None => GemmPlan::new(target, operands, &products)?,
         };
 
+        let maxima_sets = if gemm.converts() { 1 } else { u64::from(gradients_blocks(shape, target)) };
         let mut layout = WorkspaceLayout::default();
         let mut parts = |names: [&'static str; 2], rows: usize, columns: usize| {
             let bytes = 2 * (rows * columns) as u64;
@@ -86,7 +89,7 @@ impl Plan {
             row_exponents_dec: layout.add("decoder row exponents", 4 * rows_dec as u64),
             row_exponents_enc: layout.add("encoder row exponents", 4 * rows_enc as u64),
             exponents: layout.add("exponents", 16),
-            maxima: layout.add("maxima", 24),
+            maxima: layout.add("maxima", 24 * maxima_sets),
             ready: layout.add("rows converted", 4 * ready_counters(&gemm, rows_dec, rows_enc)),
             gemm: layout.add("partial sums", gemm.workspace_bytes()),
         };
@@ -117,6 +120,13 @@ impl Plan {
     pub fn workspace(&self) -> &WorkspaceLayout {
         &self.layout
     }
+}
+
+/// Blocks of `cross_convert_gradients_*`.
+pub(super) fn gradients_blocks(shape: &Shape, target: &Target) -> u32 {
+    let weight_elements = shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size;
+    let (dec, enc) = (shape.rows_dec() as u32, shape.rows_enc() as u32);
+    cross_convert::gradients_blocks(dec, enc, weight_elements as u64, target.num_sms as u32)
 }
 
 /// Counters of a launch that converts.

@@ -172,7 +172,7 @@ impl PreparedGemm {
         }
     }
 
-    /// Makes it a dependent launch (see [`Launch::Dependent`]), for bf16 operands, whose wgmma kernels wait. A portable GEMM stays a normal one.
+    /// Makes it a dependent launch (see [`Launch::Dependent`]), whose wgmma kernels wait unless they convert. A portable GEMM stays a normal one.
     pub(crate) fn follow_early(&mut self) {
         if let PreparedGemm::Hopper { launch, .. } = self {
             *launch = Launch::Dependent;

@@ -12,7 +12,9 @@ pub const WEIGHT_TILE_PIECES: u32 = 8 * THREADS;
 /// 16-byte pieces of q_weight, of k_weight and of v_weight that the weights' exponents are guessed from.
 pub const SAMPLES: [u32; 3] = [4 * THREADS, 2 * THREADS, 2 * THREADS];
 /// Dynamic shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
-pub const SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
+pub const GRADIENTS_SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
+/// Dynamic shared memory of `cross_convert_operands_*`: six maxima of each warp.
+pub const OPERANDS_SMEM_BYTES: u32 = 6 * (THREADS / 32) * 4;
 
 /// Blocks of `cross_convert_gradients_*`: a block per token or weight tile, up to what the device holds at once.
 pub const fn gradients_blocks(rows_dec: u32, rows_enc: u32, weight_elements: u64, multiprocessors: u32) -> u32 {

@@ -533,3 +533,16 @@ pub fn wait_for_launch_before() {
     // SAFETY: accesses no memory; no load or store moves across it.
     unsafe { asm!("griddepcontrol.wait;", options(nostack)) }
 }
+
+/// `red.relaxed.gpu.global.max.s32` where `ok`: an unordered maximum, so its result does not depend on timing.
+///
+/// # Safety
+/// If `ok`, `p` is 4-byte aligned, writable, and accessed by such reductions only during the launch.
+#[inline(always)]
+pub unsafe fn red_max_s32_if(ok: bool, p: *mut i32, v: i32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {ok}, 0; @p red.relaxed.gpu.global.max.s32 [{p}], {v}; }}",
+             ok = in(reg32) ok as u32, p = in(reg64) p, v = in(reg32) v, options(nostack))
+    }
+}

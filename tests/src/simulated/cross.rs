@@ -8,7 +8,7 @@ use attn_backward_kernels::config::cross_convert as config;
 use attn_backward_kernels::params::CrossConvertParams;
 use attn_backward_kernels::scale::maximum_of_word;
 use half::f16;
-use ndarray::{Array1, Array3};
+use ndarray::{Array2, Array3};
 
 use super::{Simulator, Size, Workspace, gemm};
 
@@ -23,6 +23,8 @@ pub(super) struct Converted {
     pub row_exponents_dec: u64,
     pub row_exponents_enc: u64,
     pub maxima: u64,
+    /// How many sets of them there are: of one, or of each block.
+    pub maxima_sets: usize,
     pub exponents: u64,
 }
 
@@ -40,8 +42,11 @@ impl Converted {
             lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
         };
         let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
-        let maxima =
-            four(gpu, self.maxima).map(maximum_of_word).map(|maximum| (maximum != i32::MIN).then_some(maximum));
+        let words: Array2<i32> = gpu.download(self.maxima, (6, self.maxima_sets));
+        let maxima: [Option<i32>; 4] = std::array::from_fn(|i| {
+            let maximum = words.row(i).iter().copied().map(maximum_of_word).max().unwrap_or(i32::MIN);
+            (maximum != i32::MIN).then_some(maximum)
+        });
         Operands {
             dq: operand(self.dq, rows_dec, shape.q_out_dim()),
             dkv: operand(self.dkv, rows_enc, kv),
@@ -132,13 +137,14 @@ impl GradientAddresses {
     }
 }
 
-/// Uploads the inputs: what a conversion into `workspace` reads and writes.
+/// Uploads the inputs: what a conversion into `workspace` reads and writes, with `maxima_sets` sets of maxima at `maxima`.
 pub(super) fn prepare_convert(
     gpu: &mut Simulator,
     inputs: &Inputs,
     shape: &Shape,
     precision: Precision,
     workspace: &Workspace,
+    (maxima, maxima_sets): (u64, usize),
 ) -> (Converted, CrossConvertParams) {
     let parts = |name: &str| match precision {
         // The entries of Fast never use the second part; a kernel that did would access address 0.
@@ -154,7 +160,8 @@ pub(super) fn prepare_convert(
         wkv: parts("kv weights fp16"),
         row_exponents_dec: workspace.at("decoder row exponents"),
         row_exponents_enc: workspace.at("encoder row exponents"),
-        maxima: gpu.upload(&Array1::from_elem(6, 0i32)),
+        maxima,
+        maxima_sets,
         exponents: workspace.at("exponents"),
     };
     let params = CrossConvertParams {
@@ -174,8 +181,11 @@ pub(super) fn prepare_convert(
         wkv: converted.wkv.map(|address| address as *mut u16),
         row_exponents_dec: converted.row_exponents_dec as *mut i32,
         row_exponents_enc: converted.row_exponents_enc as *mut i32,
-        maxima: converted.maxima as *mut i32,
+        block_maxima: converted.maxima as *mut i32,
         exponents: converted.exponents as *mut i32,
+        zero: std::ptr::null_mut(),
+        zero_words: 0,
+        gradients_blocks: converted.maxima_sets as u32,
         rows_dec: shape.rows_dec() as u32,
         rows_enc: shape.rows_enc() as u32,
         seq_len_dec: shape.seq_len_dec as u32,
@@ -199,18 +209,17 @@ fn launch_convert(
     num_sms: u32,
     workspace: &Workspace,
 ) -> Converted {
-    let (converted, params) = prepare_convert(gpu, inputs, shape, precision, workspace);
     let weight_rows = (shape.q_out_dim() + 2 * shape.kv_out_dim()) as u64;
     let weight_elements =
         (shape.q_out_dim() * shape.hidden_size + 2 * shape.kv_out_dim() * shape.cross_hidden_size) as u64;
-    let (rows_dec, rows_enc) = (params.rows_dec, params.rows_enc);
+    let (rows_dec, rows_enc) = (shape.rows_dec() as u32, shape.rows_enc() as u32);
+    let gradients_blocks = config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms);
+    let maxima = (workspace.at("maxima"), gradients_blocks as usize);
+    let (converted, params) = prepare_convert(gpu, inputs, shape, precision, workspace, maxima);
+    let operands_blocks = config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms);
     let launches = [
-        (
-            "gradients",
-            config::gradients_blocks(rows_dec, rows_enc, weight_elements, num_sms),
-            config::SMEM_BYTES as usize,
-        ),
-        ("operands", config::operands_blocks(rows_dec, rows_enc, weight_rows, num_sms), 0),
+        ("gradients", gradients_blocks, config::GRADIENTS_SMEM_BYTES as usize),
+        ("operands", operands_blocks, config::OPERANDS_SMEM_BYTES as usize),
     ];
     for (kernel, blocks, shared_bytes) in launches {
         let entry = format!("cross_convert_{kernel}_{precision}");

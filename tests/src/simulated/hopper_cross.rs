@@ -45,7 +45,8 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Op
     assert!(plan.gemm().converts(), "{plan}");
     let hopper = plan.gemm().hopper().expect("only wgmma kernels convert");
     let workspace = gpu.workspace(plan.workspace());
-    let (converted, of) = prepare_convert(gpu, inputs, &shape, precision, &workspace);
+    let maxima = (gpu.upload(&Array1::from_elem(6, 0i32)), 1);
+    let (converted, of) = prepare_convert(gpu, inputs, &shape, precision, &workspace, maxima);
     let gradients = GradientAddresses::new(gpu, &shape);
     let ready = vec![0u32; wgmma::ready::counters(of.rows_dec, of.rows_enc) as usize];
 
@@ -66,7 +67,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Op
         wkv: of.wkv,
         row_exponents_dec: of.row_exponents_dec,
         row_exponents_enc: of.row_exponents_enc,
-        maxima: of.maxima,
+        maxima: converted.maxima as *mut i32,
         ready: gpu.upload(&Array1::from(ready)) as *mut u32,
         rows_dec: of.rows_dec,
         rows_enc: of.rows_enc,

@@ -4,7 +4,7 @@ use core::array::from_fn;
 use super::parts::store;
 use crate::config::cross_convert::{SAMPLES, THREADS, WEIGHT_TILE_PIECES};
 use crate::params::CrossConvertParams;
-use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, lds128, red_max_s32_if, stg32_if, sts32_if};
+use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, lds128, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
 use crate::tile::power_of_two::power_of_two_halves;
@@ -115,7 +115,7 @@ unsafe fn block_max(smem: u32, a: u32, b: u32) -> (u32, u32) {
         (max(smem), max(smem + WARPS * 4))
     }
 }
-const _: () = assert!(WARPS == 8 && 2 * 2 * WARPS * 4 == crate::config::cross_convert::SMEM_BYTES);
+const _: () = assert!(WARPS == 8 && 2 * 2 * WARPS * 4 == crate::config::cross_convert::GRADIENTS_SMEM_BYTES);
 
 /// Converts tokens `first, first + blocks, ..`; returns the largest token exponent and the first index of the next kind of work.
 /// `set` is the shared-memory set of the next maximum.
@@ -300,6 +300,12 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
     let mut v =
         weights(p.v_weight, p.wkv.map(|part| part.wrapping_add(kv_weight_pieces as usize * 4)), kv_weight_pieces);
     let mut set = 0;
+    let mut word = thread::block_idx_x() * THREADS + thread::thread_idx_x();
+    while word < p.zero_words {
+        // SAFETY: inside the range.
+        unsafe { stg32_if(true, p.zero.wrapping_add(word as usize).cast(), 0) };
+        word += thread::grid_dim_x() * THREADS;
+    }
     // SAFETY: the tensors are as in `CrossConvertParams`; the two sets of shared memory are used in turn, so a barrier lies between
     // the readers of one and its next writers.
     unsafe {
@@ -325,8 +331,13 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
             (top_q, top_kv) =
                 (scale::weight_exponent(max_q).max(guess_q), scale::weight_exponent(max_kv).max(guess_kv));
         }
-        for (i, top) in [top_dec, top_enc, top_q, top_kv, guess_q, guess_kv].into_iter().enumerate() {
-            red_max_s32_if(thread::thread_idx_x() == 0, p.maxima.wrapping_add(i), scale::maximum_word(top));
+        // The launch behind may start: there is nothing left to fetch that its code could delay.
+        #[cfg(target_feature = "sm_90a")]
+        crate::ptx::hopper::launch_dependents();
+        let mut to = p.block_maxima.wrapping_add(thread::block_idx_x() as usize);
+        for top in [top_dec, top_enc, top_q, top_kv, guess_q, guess_kv] {
+            stg32_if(thread::thread_idx_x() == 0, to.cast(), scale::maximum_word(top) as u32);
+            to = to.wrapping_add(thread::grid_dim_x() as usize);
         }
     }
 }

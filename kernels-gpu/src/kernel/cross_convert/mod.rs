@@ -15,7 +15,11 @@
 //! The row exponents of the gradients thereby leave the weight gradients' sums over tokens and are undone in one factor `2^R`.
 //! `cross_wgmma_fast` makes the same in the launch that multiplies, for long sequences of the model's sizes on Hopper.
 //! Two launches, because `R` needs the maxima of everything. So that weights are read once, the first one takes their maxima for a guess from a fixed
-//! sample; where that is too low the second one converts them again. The atomic maxima are of integers: their order does not matter.
+//! sample; where that is too low the second one converts them again. Every block of the first leaves its maxima, every block of the second reads
+//! them all: nothing has to be zeroed before.
+//!
+//! On Hopper operands may be a dependent launch, and the launch behind it too: either kernel allows that when it has nothing left to load, and operands
+//! waits before it does anything.
 //!
 //! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.
 //! * gradients: a block takes a token at a time (gradient row and row of hidden states), encoder tokens first, then decoder tokens,
@@ -23,13 +27,14 @@
 //!   maximum and storing; what a row has beyond 512 (encoder) or 1024 (decoder) pieces is read again, from L2.
 //! * operands: a warp takes a row at a time.
 //!
-//! Shared memory (dynamic), gradients only, `config::cross_convert::SMEM_BYTES`: two sets, used in turn, of
+//! Shared memory (dynamic). gradients, `config::cross_convert::GRADIENTS_SMEM_BYTES`: two sets, used in turn, of
 //! ```text
 //!  0..32  largest gradient magnitude of each warp        32..64  largest hidden-state magnitude of each warp
 //! ```
+//! operands, `OPERANDS_SMEM_BYTES`: the maxima, `[6][8 warps]` words.
 //! Registers: at most 80 a thread (gradients), 48 (operands).
 //!
-//! Preconditions: as [`CrossConvertParams`] says; `maxima` zero before gradients, which has finished before operands starts.
+//! Preconditions: as [`CrossConvertParams`] says; operands is the launch after gradients.
 //!
 //! Rounding: sums over a group's heads in fp32, heads in order, from 0. `_fast`: scaled values to fp16, nearest even. `_high`: part
 //! 0 as `_fast`, part 1 the fp16 nearest to what part 0 leaves (0 where part 0 is not finite). Infinities and NaN stay what they are.
@@ -65,7 +70,7 @@ pub unsafe fn cross_convert_gradients_high(params: CrossConvertParams) {
 ///
 /// # Safety
 /// As the file head says.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 0)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 1)]
 pub unsafe fn cross_convert_operands_fast(params: CrossConvertParams) {
     // SAFETY: the caller's.
     unsafe { operands::convert::<1>(&params) }
@@ -75,7 +80,7 @@ pub unsafe fn cross_convert_operands_fast(params: CrossConvertParams) {
 ///
 /// # Safety
 /// As the file head says.
-#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 0)]
+#[kernel(max_threads = THREADS, min_blocks_per_sm = OPERANDS_BLOCKS_PER_SM, barriers = 1)]
 pub unsafe fn cross_convert_operands_high(params: CrossConvertParams) {
     // SAFETY: the caller's.
     unsafe { operands::convert::<2>(&params) }

@@ -10,7 +10,7 @@
 //! its blocks wait for each other. In the others they wait for blocks before them alone, see [`Item`]. Deterministic: parts are added in a fixed order;
 //! counts, and maxima of integers, are all that is atomic.
 //!
-//! **Launch.** bf16 entries may be dependent launches (programmatic dependent launch): until the launch before has ended they set up the ring, exchange registers
+//! **Launch.** Entries that do not convert may be dependent launches (programmatic dependent launch): until the launch before has ended they set up the ring, exchange registers
 //! and load their first item, which no launch writes; then every thread has waited.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
@@ -88,8 +88,6 @@ trait Entry {
     type Beside: Beside;
     /// Whether it converts.
     const CONVERTS: bool = Self::Beside::CONVERTS;
-    /// Whether it may be a dependent launch: those of operation A.
-    const DEPENDENT: bool = !Self::Operand::SCALED;
     /// Generic address of the entry's parameters. Not `pure`: taken again in each role, it stays in no register across the roles.
     fn params() -> *const WgmmaParams<Self::Beside>;
 }
@@ -206,7 +204,7 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
-            if E::DEPENDENT {
+            if !E::CONVERTS {
                 wait_for_launch_before();
             }
             if t == 0 {
@@ -220,7 +218,7 @@ unsafe fn run<E: Entry>() {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
             let first = *list::<E>();
             named_barrier(config::named_barrier::BLOCK, config::THREADS);
-            if E::DEPENDENT {
+            if !E::CONVERTS {
                 wait_for_launch_before();
             }
             let mut consumer = Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 };

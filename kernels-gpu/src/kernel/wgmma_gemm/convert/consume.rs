@@ -9,8 +9,8 @@ use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, GUESS_OFFSET, named_
 use crate::kernel::wgmma_gemm::Entry;
 use crate::kernel::wgmma_gemm::consumer::Consumer;
 use crate::params_wgmma::Conversion;
-use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, shfl_from};
-use crate::ptx::memory::{ldg128_l2_or_zero, lds32, lds128, red_max_s32_if, stg32_if, sts32_if};
+use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, red_max_s32_if, shfl_from};
+use crate::ptx::memory::{ldg128_l2_or_zero, lds32, lds128, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
 use crate::schedule::convert::{first_slot, rows_of};
