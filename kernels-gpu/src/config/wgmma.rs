@@ -8,12 +8,14 @@ pub const TILE_K: u32 = 64;
 pub const TILE_WIDTHS: [u32; 3] = [256, 192, 128];
 /// Widths of the promoted kernel, which holds two sets of accumulators: 2 x 96 registers a thread at 192.
 pub const PROMOTED_TILE_WIDTHS: [u32; 2] = [192, 128];
-/// k-blocks whose sum the matrix units accumulate before it is promoted to an fp32 total. They truncate: 1024 of k cost 1.2e-6, normwise.
-pub const PROMOTE_K_BLOCKS: u32 = 1024 / TILE_K;
-/// Segments of a promoted product.
+/// k-blocks, of three products each, whose sum the matrix units accumulate before it is promoted to an fp32 total: 3 * 6 * 64 = 1152 of multiplied k.
+/// They truncate: 1024 cost 1.2e-6, normwise, and the error grows in proportion.
+pub const PROMOTE_K_BLOCKS: u32 = 6;
+/// Segments of a promoted product. Only the portable kernel goes through k once for each; for the Hopper kernel they name the tensors of a product.
 pub const PROMOTED_SEGMENTS: u32 = 3;
 
-/// Part (0: high, 1: low) of A and of B in a segment of a promoted product: low x high, high x low, high x high, the small products first.
+/// Part (0: high, 1: low) of A and of B in a segment of a promoted product: low x high, high x low, high x high. The portable kernel sums them in this
+/// order, the small products first.
 #[inline(always)]
 pub const fn segment_parts(segment: u32) -> [u32; 2] {
     [(segment == 0) as u32, (segment == 1) as u32]

@@ -70,11 +70,11 @@ pub struct Item {
     pub m0: u32,
     /// First column of the tile.
     pub n0: u32,
-    /// First k, over all segments, a multiple of 64. Reduce: the first 8-column group, relative to the tile.
+    /// First k, over all segments (promoted: of each part), a multiple of 64. Reduce: the first 8-column group, relative to the tile.
     pub k0: u32,
-    /// 64-deep k-blocks. Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. Conversion: rows. 0 ends a list.
+    /// 64-deep k-blocks (promoted: all three products of each). Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. Conversion: rows. 0 ends a list.
     pub k_blocks: u32,
-    /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor (promoted: A and B in their next parts).
+    /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor. Promoted: not used.
     pub segment_k: u32,
     /// Tensor map of A.
     pub a_map: u32,

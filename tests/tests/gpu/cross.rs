@@ -86,6 +86,16 @@ fn odd_sizes_have_the_promised_error() {
 }
 
 #[test]
+fn products_cut_along_k_have_the_promised_error() {
+    on_gpu(|gpu| {
+        // Deep products of few tiles: owners and reduce items, in both layouts of A and both promoted tile widths.
+        let heads = cross::Shape { num_heads: 16, num_kv_heads: 4, head_dim: 256, ..cross_shape(1, 140, 900) };
+        let shape = cross::Shape { hidden_size: 192, cross_hidden_size: 320, ..heads };
+        assert_promised(gpu, &cross_of(3, shape));
+    });
+}
+
+#[test]
 fn all_ones_reduce_to_the_number_of_groups() {
     on_gpu(|gpu| {
         for (num_heads, num_kv_heads) in [(16, 4), (8, 2), (16, 2), (4, 4), (32, 8)] {

@@ -10,8 +10,8 @@ use crate::gemm::ProductShape;
 pub enum Accumulation {
     /// By the matrix units alone. A's segments lie side by side in one tensor, B's are tensors of their own.
     Plain,
-    /// By the matrix units for 1024 of k at a time, then in fp32. A and B are two parts each; a product has the three segments of
-    /// `config::wgmma::segment_parts`.
+    /// By the matrix units for `config::wgmma::PROMOTE_K_BLOCKS` k-blocks at a time, then in fp32. A and B are two parts each; the three segments of a
+    /// product, `config::wgmma::segment_parts`, are multiplied k-block by k-block.
     Promoted,
 }
 
@@ -22,6 +22,15 @@ impl Accumulation {
             Accumulation::Plain => &TILE_WIDTHS,
             Accumulation::Promoted => &PROMOTED_TILE_WIDTHS,
         }
+    }
+
+    /// k-blocks of a tile of whole K: those of all segments, or, promoted, of one part.
+    pub(super) fn k_blocks(self, shape: &ProductShape) -> u32 {
+        let passes = match self {
+            Accumulation::Plain => shape.num_segments,
+            Accumulation::Promoted => 1,
+        };
+        (passes * shape.k.div_ceil(TILE_K as usize)) as u32
     }
 
     /// Tensor maps of a product's B for one tile width.

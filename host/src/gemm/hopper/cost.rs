@@ -3,7 +3,7 @@
 //! A k-block of a tile costs by its width: 256 columns run at 94 % of the matrix units, narrow tiles wait for shared memory. The rest of
 //! a tile (first fill of the ring, epilogue) depends on the output type, the rest of a part on the width that it parks.
 
-use attn_backward_kernels::config::wgmma::PROMOTE_K_BLOCKS;
+use attn_backward_kernels::config::wgmma::{PROMOTE_K_BLOCKS, PROMOTED_SEGMENTS};
 use attn_backward_kernels::params::{Major, OutputType};
 
 use super::Accumulation;
@@ -16,13 +16,13 @@ pub const PUBLISH_NS: u64 = 1_800;
 /// Memory bandwidth in bytes a microsecond.
 pub const BYTES_PER_US: f64 = 4.3e6;
 
-/// What a promotion adds to a k-block's time: the matrix units run dry only if both warpgroups promote at a time. Estimated, not measured.
+/// What a promotion adds to the time of its k-blocks: the matrix units run dry only if both warpgroups promote at a time. Estimated, not measured.
 const PROMOTION_NS: u64 = 160;
 
 /// Costs of tiles of one width.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// A 64-deep k-block.
+    /// A 64-deep k-block; promoted: its three products, and its share of a promotion.
     pub k_block: u64,
     /// The rest of a tile that is written to C.
     pub tile: u64,
@@ -49,6 +49,7 @@ impl Cost {
             (OutputType::F32, _, _) => Cost { k_block: 385, tile: 1300, part: 1000, add: 500 },
         };
         if accumulation == Accumulation::Promoted {
+            cost.k_block *= u64::from(PROMOTED_SEGMENTS);
             cost.k_block += PROMOTION_NS / u64::from(PROMOTE_K_BLOCKS);
         }
         cost

@@ -99,7 +99,7 @@ impl HopperPlan {
 
     /// The schedule of given tilings.
     fn with_tilings(accumulation: Accumulation, products: &[ProductShape], tilings: Vec<Tiling>, lead: &Lead) -> Self {
-        let groups = search::groups(products, &tilings);
+        let groups = search::groups(accumulation, products, &tilings);
         let cost = |group: &TileGroup| Cost::of(accumulation, group.width, &products[group.product]);
         let (runs, num_items) = schedule::runs(&groups, lead, cost);
         let mut lists = Lists::new(accumulation, products, &groups, lead);

@@ -10,7 +10,7 @@ use super::Accumulation;
 use super::cost::Cost;
 use super::lead::Lead;
 use super::schedule::{best_parting, lower_bound_ns, runs};
-use super::tiling::{KSplit, TileGroup, Tiling, all_widths, k_blocks, widths_led_by};
+use super::tiling::{KSplit, TileGroup, Tiling, all_widths, widths_led_by};
 use crate::gemm::ProductShape;
 
 /// Items that a search may play, in each of the ways that parts can be dealt: 10 to 40 ms for operation A; behind a conversion, whose end all products must fit around, more.
@@ -63,13 +63,14 @@ pub fn search(
     let mut search = Search { accumulation, products, lead, max_tensor_maps, num_sms, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
-    let units = units(products);
+    let units = units(accumulation, products);
+    let deepest_k_blocks = accumulation.k_blocks(&products[units[0][0]]);
     let options: Vec<Vec<Tiling>> = units.iter().map(|unit| search.options(&products[unit[0]])).collect();
     let led_by = |lead| -> Vec<Tiling> { products.iter().map(|p| Tiling::led_by(lead, p.n, allowed)).collect() };
     // What one step of the descent cannot reach: narrow tiles everywhere, and the deepest products cut before the others are fitted in.
     let mut starts = vec![(led_by(widest), Order::DeepestFirst)];
     for cut in &options[0] {
-        if START_CUTS.iter().any(|start| is_cut(cut, widest, k_blocks(&products[units[0][0]]), *start)) {
+        if START_CUTS.iter().any(|start| is_cut(cut, widest, deepest_k_blocks, *start)) {
             let mut start = led_by(widest);
             for &product in &units[0] {
                 start[product] = cut.clone();
@@ -102,8 +103,9 @@ pub fn search(
 }
 
 /// The groups of all products.
-pub fn groups(products: &[ProductShape], tilings: &[Tiling]) -> Vec<TileGroup> {
-    products.iter().zip(tilings).enumerate().flat_map(|(index, (shape, tiling))| tiling.groups(index, shape)).collect()
+pub fn groups(accumulation: Accumulation, products: &[ProductShape], tilings: &[Tiling]) -> Vec<TileGroup> {
+    let tilings = products.iter().zip(tilings).enumerate();
+    tilings.flat_map(|(index, (shape, tiling))| tiling.groups(accumulation, index, shape)).collect()
 }
 
 /// Tensor maps that a choice needs.
@@ -125,7 +127,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Makespan of a choice; `None` if it is certainly not below `limit`, needs too many tensor maps, or the effort is spent.
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
-        let groups = groups(self.products, tilings);
+        let groups = groups(self.accumulation, self.products, tilings);
         let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, &self.products[group.product]);
         let (runs, items) = runs(&groups, self.lead, cost);
         let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
@@ -184,7 +186,7 @@ impl Search<'_> {
             let tails = [2, 4, 8, 16, 32].into_iter().filter(|tail| 2 * tail <= row_blocks);
             options.extend(tails.map(|tail| whole(leads[0].clone(), tail)));
         }
-        let k_blocks = k_blocks(shape);
+        let k_blocks = self.accumulation.k_blocks(shape);
         for widths in leads.into_iter().filter(|_| self.k_cuts == KCuts::Allowed) {
             if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.num_sms {
                 let splits = splits(k_blocks).into_iter();
@@ -217,7 +219,7 @@ fn split_step(k_blocks: u32) -> u32 {
 }
 
 /// Indices of products that are cut alike: those of equal shape, in two halves; the deepest first.
-fn units(products: &[ProductShape]) -> Vec<Vec<usize>> {
+fn units(accumulation: Accumulation, products: &[ProductShape]) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     for (index, shape) in products.iter().enumerate() {
         match units.iter_mut().find(|unit| products[unit[0]] == *shape) {
@@ -230,6 +232,6 @@ fn units(products: &[ProductShape]) -> Vec<Vec<usize>> {
         [first.to_vec(), second.to_vec()]
     };
     let mut units: Vec<Vec<usize>> = units.into_iter().flat_map(halves).filter(|unit| !unit.is_empty()).collect();
-    units.sort_by_key(|unit| std::cmp::Reverse(k_blocks(&products[unit[0]])));
+    units.sort_by_key(|unit| std::cmp::Reverse(accumulation.k_blocks(&products[unit[0]])));
     units
 }

@@ -2,7 +2,7 @@
 
 use super::Accumulation::{Plain, Promoted};
 use super::*;
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, groups_per_stage, segment_parts};
+use attn_backward_kernels::config::wgmma::{MAX_SPLITS, groups_per_stage};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -151,7 +151,7 @@ fn check(plan: &HopperPlan) {
             });
             assert_eq!(reached, end);
         };
-        covered(&mut tile.ranges, tiling::k_blocks(shape));
+        covered(&mut tile.ranges, plan.accumulation.k_blocks(shape));
         let parts = tile.parts.len() as u32;
         tile.parts.sort_unstable();
         assert_eq!(tile.parts, (0..parts).collect::<Vec<_>>());
@@ -217,8 +217,8 @@ proptest! {
         parts in 2u32..=12,
         part_k_blocks in 1u32..12,
     ) {
-        // 3 segments of 6 k-blocks, the last of each partly filled.
-        let shape = dgrad(rows, 1280, 330, 3, OutputType::F32);
+        // 18 k-blocks, the last partly filled.
+        let shape = dgrad(rows, 1280, 1100, 3, OutputType::F32);
         let splits = [KSplit::Whole, KSplit::Parts(parts), KSplit::Owner { part_k_blocks, parts: (parts - 1).min(4) }];
         for split in splits.into_iter().filter(|split| split.fits(18)) {
             let tiling = Tiling { widths: widths.clone(), split, narrow_row_blocks };
@@ -258,27 +258,22 @@ fn suite_plans_are_complete() {
 }
 
 #[test]
-fn promoted_lists_multiply_low_and_high_parts_as_the_formula_says() {
+fn promoted_lists_go_through_k_once() {
     let shape = ProductShape { num_segments: 3, ..wgrad(256, 320, 1000, OutputType::F32) };
     let tiling = |split| Tiling { widths: vec![192, 128], split, narrow_row_blocks: 0 };
-    let k_blocks = 16; // of a segment: 1000 / 64, rounded up
+    let k_blocks = 16; // 1000 / 64, rounded up: the kernel multiplies all three pairs of parts of each
     for split in [KSplit::Whole, KSplit::Parts(7), KSplit::Owner { part_k_blocks: 5, parts: 3 }] {
         let plan = HopperPlan::with_tilings(Promoted, &[shape], vec![tiling(split)], &Lead::none(3));
         let mut multiplied: HashMap<_, Vec<_>> = HashMap::new();
         for item in plan.items().iter().filter(|item| item.k_blocks > 0 && item.kind != item_kind::REDUCE) {
             for block in item.k0 / 64..item.k0 / 64 + item.k_blocks {
-                let segment = block * 64 / item.segment_k;
-                let k = block * 64 - segment * item.segment_k;
-                multiplied.entry((item.m0, item.n0)).or_default().push((segment_parts(segment), k));
+                multiplied.entry((item.m0, item.n0)).or_default().push(block);
             }
         }
         assert_eq!(multiplied.len(), 4);
-        for mut pairs in multiplied.into_values() {
-            pairs.sort_unstable();
-            let (high, low) = (0, 1);
-            let products = [[high, high], [high, low], [low, high]];
-            let expected: Vec<_> = products.iter().flat_map(|p| (0..k_blocks).map(|k| (*p, 64 * k))).collect();
-            assert_eq!(pairs, expected, "{split}");
+        for mut blocks in multiplied.into_values() {
+            blocks.sort_unstable();
+            assert!(blocks.iter().copied().eq(0..k_blocks), "{split}: {blocks:?}");
         }
     }
 }

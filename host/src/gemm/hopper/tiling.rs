@@ -1,8 +1,9 @@
 //! How a product is cut into tiles, and its tiles into K ranges.
 
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_K, TILE_M, TILE_WIDTHS};
+use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M, TILE_WIDTHS};
 use std::fmt;
 
+use super::Accumulation;
 use crate::gemm::ProductShape;
 
 /// Row blocks whose tiles follow each other before the next column: their A stays in L2 while B goes by.
@@ -106,10 +107,10 @@ impl Tiling {
     }
 
     /// The product's tiles by width.
-    pub fn groups(&self, product: usize, shape: &ProductShape) -> Vec<TileGroup> {
+    pub fn groups(&self, accumulation: Accumulation, product: usize, shape: &ProductShape) -> Vec<TileGroup> {
         let row_blocks = shape.m.div_ceil(TILE_M as usize);
         let narrow = self.narrow_row_blocks.min(row_blocks);
-        let k_blocks = k_blocks(shape);
+        let k_blocks = accumulation.k_blocks(shape);
         let mut groups = Vec::new();
         let mut add = |widths: &[u32], rows: std::ops::Range<usize>| {
             for width in TILE_WIDTHS {
@@ -159,11 +160,6 @@ impl TileGroup {
         }
         tiles
     }
-}
-
-/// k-blocks of all segments.
-pub fn k_blocks(shape: &ProductShape) -> u32 {
-    (shape.num_segments * shape.k.div_ceil(TILE_K as usize)) as u32
 }
 
 /// Widths of `allowed` (192, 128 and maybe 256) that add up to `n` (a multiple of 64, at least 128): as many of `width` as leave something

@@ -81,7 +81,7 @@ impl Consumer {
         self.warpgroup * 64 + (self.thread / 32) * 16 + self.thread % 32 / 4
     }
 
-    /// All k-blocks of an item, each [`PROMOTE_K_BLOCKS`] of them summed by the matrix units, the sums by fp32 additions.
+    /// All k-blocks of an item of two parts, each [`PROMOTE_K_BLOCKS`] of them summed by the matrix units, the sums by fp32 additions.
     ///
     /// # Safety
     /// As [`Consumer::tile`]; `k_blocks > 0`.
@@ -97,7 +97,7 @@ impl Consumer {
         loop {
             count = if count < k_blocks { count } else { k_blocks };
             // SAFETY: as the caller promises; `count` is not 0.
-            unsafe { self.multiply::<O, A_MN, R>(&mut acc, count) };
+            unsafe { self.multiply_parts::<O, A_MN, R>(&mut acc, count) };
             for i in 0..R {
                 total[i] += acc[i];
             }
@@ -118,8 +118,6 @@ impl Consumer {
         let leader = self.thread == 0;
         let ring = &mut self.ring;
         let mut previous = ring.unreleased();
-        let step_a = k16_step(A_MN == 1);
-        let step_b = k16_step(true);
         // SAFETY: the stage is full before it is read; a stage is released when the wgmma that read it have finished; the accumulators are
         // pinned after the last wait.
         unsafe {
@@ -128,16 +126,65 @@ impl Consumer {
                 let a = descriptor(ring.a() + self.warpgroup * CHUNK_BYTES);
                 let b = descriptor(ring.b());
                 wgmma_fence();
-                O::multiply::<A_MN, R>(acc, a, b, i);
-                O::multiply::<A_MN, R>(acc, a + step_a, b + step_b, 1);
-                O::multiply::<A_MN, R>(acc, a + 2 * step_a, b + 2 * step_b, 1);
-                O::multiply::<A_MN, R>(acc, a + 3 * step_a, b + 3 * step_b, 1);
+                multiply_k_block::<O, A_MN, R>(acc, a, b, i);
                 wgmma_commit();
                 // One group stays in flight: the block before it is finished, its stage can be filled again. No branch on `i`: LLVM
                 // would peel the first round off, and ptxas (C7519) does not like the copies of accumulators that this makes.
                 wgmma_wait::<1>();
                 previous.release(leader & (i > 0));
                 previous = ring.unreleased();
+                ring.advance();
+            }
+            wgmma_wait::<0>();
+            previous.release(leader);
+            for x in acc.iter_mut() {
+                pin(x);
+            }
+        }
+    }
+
+    /// [`Consumer::multiply`] for operands of two parts. A k-block is two stages, (low A, high B) and (high A, low B), and three groups of wgmma:
+    /// low A by high B, high A by high B, high A by low B.
+    ///
+    /// # Safety
+    /// As [`Consumer::tile`]; `k_blocks > 0`.
+    #[inline(always)]
+    unsafe fn multiply_parts<O: Operand, const A_MN: u32, const R: usize>(
+        &mut self,
+        acc: &mut [f32; R],
+        k_blocks: u32,
+    ) {
+        let leader = self.thread == 0;
+        let ring = &mut self.ring;
+        let mut previous = ring.unreleased();
+        // SAFETY: a stage is full before it is read; the first is released when its two groups of wgmma have finished, the second when the
+        // third group has, one k-block later; the accumulators are pinned after the last wait.
+        unsafe {
+            for i in 0..k_blocks {
+                ring.wait_full();
+                let a_low = descriptor(ring.a() + self.warpgroup * CHUNK_BYTES);
+                let b_high = descriptor(ring.b());
+                let first = ring.unreleased();
+                wgmma_fence();
+                multiply_k_block::<O, A_MN, R>(acc, a_low, b_high, i);
+                wgmma_commit();
+                // All of the block before is finished. No branch on `i`, as in `multiply`.
+                wgmma_wait::<1>();
+                previous.release(leader & (i > 0));
+                ring.advance();
+                ring.wait_full();
+                let a_high = descriptor(ring.a() + self.warpgroup * CHUNK_BYTES);
+                let b_low = descriptor(ring.b());
+                previous = ring.unreleased();
+                wgmma_fence();
+                multiply_k_block::<O, A_MN, R>(acc, a_high, b_high, 1);
+                wgmma_commit();
+                wgmma_fence();
+                multiply_k_block::<O, A_MN, R>(acc, a_high, b_low, 1);
+                wgmma_commit();
+                // Nothing in flight reads the first stage any more.
+                wgmma_wait::<1>();
+                first.release(leader);
                 ring.advance();
             }
             wgmma_wait::<0>();
@@ -228,6 +275,28 @@ impl Consumer {
                 done += step;
             }
         }
+    }
+}
+
+/// The wgmma of a k-block: `acc = a[64, 64] b[64, 2 R] (+ acc unless accumulate is 0)`.
+///
+/// # Safety
+/// As the wgmma functions.
+#[inline(always)]
+unsafe fn multiply_k_block<O: Operand, const A_MN: u32, const R: usize>(
+    acc: &mut [f32; R],
+    a: u64,
+    b: u64,
+    accumulate: u32,
+) {
+    let step_a = k16_step(A_MN == 1);
+    let step_b = k16_step(true);
+    // SAFETY: the caller's.
+    unsafe {
+        O::multiply::<A_MN, R>(acc, a, b, accumulate);
+        O::multiply::<A_MN, R>(acc, a + step_a, b + step_b, 1);
+        O::multiply::<A_MN, R>(acc, a + 2 * step_a, b + 2 * step_b, 1);
+        O::multiply::<A_MN, R>(acc, a + 3 * step_a, b + 3 * step_b, 1);
     }
 }
 

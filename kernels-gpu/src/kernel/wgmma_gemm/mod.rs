@@ -2,8 +2,8 @@
 //!
 //! **Formula.** For each product, `C[m, n] = 2^(row_exponents[m] + exponent) * sum over k of A[m, k] B[k, n]`. A is one K-major
 //! (`[m, k]`: dgrad) or MN-major (`[k, m]`: wgrad) tensor; B is MN-major (`[k, n]`), one tensor or several that follow each other along K.
-//! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_lo + A_hi B_hi` is summed over k, one segment after the
-//! other. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
+//! Promoted: A and B are two parts each, `A = A_hi + A_lo`, and `A_lo B_hi + A_hi B_hi + A_hi B_lo` is summed over k, all three of a k-block
+//! before the next. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //! `cross_wgmma_fast` makes the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
 //! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. A launch that converts must be cooperative:
@@ -17,9 +17,9 @@
 //! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]; idle if it converts), the rest of warp 0 idles. Warpgroups 1
 //! and 2: consumers, 64 rows of the 128-row tile each.
 //!
-//! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768) at 0; output chunks `[2 warpgroups][2]` of
-//! 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all. Converting: maxima of warps `[2 warpgroups][2 sets][8]` words
-//! at 229,440, guesses `[2 warpgroups][2]` at 229,568; 229,584 in all.
+//! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768; a k-block takes one, promoted two: `A_lo` and `B_hi`, then
+//! `A_hi` and `B_lo`) at 0; output chunks `[2 warpgroups][2]` of 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
+//! Converting: maxima of warps `[2 warpgroups][2 sets][8]` words at 229,440, guesses `[2 warpgroups][2]` at 229,568; 229,584 in all.
 //!
 //! **Registers.** 168 at launch; 56 for warpgroup 0 and 224 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
@@ -32,8 +32,8 @@
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
 //! fp32 number), then rounding to bf16 (nearest even) or none.
 //! Matrix units truncate what they add to an accumulator, an error that grows with k. Promoted: after every
-//! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item (half as many before warpgroup 1's first time) the accumulators are added to fp32
-//! totals (to nearest) and start from 0 again; parts are totals.
+//! `config::wgmma::PROMOTE_K_BLOCKS` k-blocks of an item, each of them three products (half as many before warpgroup 1's first time), the accumulators
+//! are added to fp32 totals (to nearest) and start from 0 again; parts are totals.
 //! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
 //! **Barriers.** One block-wide `bar.sync 0`, written down in both branches. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is

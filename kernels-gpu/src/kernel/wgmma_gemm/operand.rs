@@ -1,4 +1,5 @@
 //! Operand types: which wgmma multiplies them, and whether their products are scaled.
+use crate::config::wgmma::STAGES;
 use crate::ptx::hopper::{
     wgmma_bf16_n128, wgmma_bf16_n192, wgmma_bf16_n256, wgmma_f16_n128, wgmma_f16_n192, wgmma_f16_n256,
 };
@@ -7,8 +8,10 @@ use crate::ptx::hopper::{
 pub trait Operand {
     /// Whether outputs are multiplied by the product's powers of two.
     const SCALED: bool;
-    /// Whether operands are two parts, multiplied as `config::wgmma::segment_parts` says, and sums are promoted.
+    /// Whether operands are two parts, all of whose products but low by low are summed, and sums are promoted.
     const PROMOTED: bool;
+    /// k-blocks that the ring holds. Promoted, a k-block takes two stages: both operands have two parts.
+    const RING_K_BLOCKS: u32 = STAGES / if Self::PROMOTED { 2 } else { 1 };
 
     /// `acc[64, 2 R] = a[64, 16] b[16, 2 R] (+ acc unless accumulate is 0)`; `A_MN` = 1: A is MN-major.
     ///

@@ -5,7 +5,7 @@
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
 use super::{Entry, convert, list};
-use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, STAGES, TILE_K, TILE_M, groups_per_stage, segment_parts};
+use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, TILE_K, TILE_M, groups_per_stage};
 use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
 use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_4d};
@@ -54,11 +54,12 @@ unsafe fn produce_item<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32
         if E::CONVERTS {
             convert::wait_for_operands::<E>(item);
         }
-        // An owner waits for its parts before its last k-blocks, so that the wait hides behind the full ring. One loop, not two calls: the
-        // hardware fetches only so much of a kernel's code ahead.
+        // An owner waits for its parts before its last k-blocks, as many as the ring holds less one, so that the wait hides behind the full ring. One
+        // loop, not two calls: the hardware fetches only so much of a kernel's code ahead.
         let is_owner = item.kind == item_kind::OWNER;
         let mut first = 0;
-        let mut end = if is_owner { item.k_blocks.saturating_sub(STAGES - 1) } else { item.k_blocks };
+        let mut end =
+            if is_owner { item.k_blocks.saturating_sub(E::Operand::RING_K_BLOCKS - 1) } else { item.k_blocks };
         loop {
             produce::<E>(ring, item, loaded_limit, next, first, end);
             if end == item.k_blocks {
@@ -195,7 +196,7 @@ unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
     }
 }
 
-/// [`produce`] for operands of two parts: one map covers both, and each segment multiplies a part of A with a part of B.
+/// [`produce`] for operands of two parts, both of them in one map: a k-block is a stage of low A and high B, then one of high A and low B.
 ///
 /// # Safety
 /// As [`produce_list`].
@@ -203,30 +204,22 @@ unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
 unsafe fn produce_parts<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) {
     let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
-    let mut segment = 0;
-    let mut k = item.k0 + first * TILE_K; // in the segment
+    let mut k = item.k0 + first * TILE_K;
     // SAFETY: both maps are in use.
     unsafe {
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
         let b_map = maps.add(item.b_map as usize);
-        while k >= item.segment_k {
-            k -= item.segment_k;
-            segment += 1;
-        }
-        for _ in first..end {
+        for stage in 2 * first..2 * end {
             ring.acquire(bytes);
-            let [a_part, b_part] = segment_parts(segment);
+            let b_part = stage % 2; // 0: high, 1: low
+            let a_part = 1 - b_part;
             // 4-D coordinates: K-major (k, mn, 0, part), MN-major (0, k, mn / 64, part).
             let a = if a_mn_major { [0, k, item.m0 / 64, a_part] } else { [k, item.m0, 0, a_part] };
             tma_load_4d(ring.a(), a_map, a, ring.full());
             tma_load_4d(ring.b(), b_map, [0, k, item.n0 / 64, b_part], ring.full());
             ring.advance();
-            k += TILE_K;
-            if k == item.segment_k {
-                k = 0;
-                segment += 1;
-            }
+            k += b_part * TILE_K;
         }
     }
 }
