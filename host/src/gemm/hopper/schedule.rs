@@ -146,6 +146,12 @@ impl Loads {
         Loads { parting: blocks.by_ref().take(parting).collect(), waiting: blocks.collect() }
     }
 
+    /// The least load of all blocks.
+    fn least(&self) -> u64 {
+        let least = |heap: &BinaryHeap<Reverse<(u64, usize)>>| heap.peek().map_or(u64::MAX, |Reverse((load, _))| *load);
+        least(&self.parting).min(least(&self.waiting))
+    }
+
     /// The least loaded block of a side, which does `ns` of work from `ready` at the earliest.
     fn take(&mut self, side: Side, ready: u64, ns: u64) -> usize {
         let is_parting = match (side, self.parting.peek(), self.waiting.peek()) {
@@ -186,11 +192,31 @@ pub fn play(
 ) -> Times {
     let mut clock = lead.done_ns.clone();
     let blocks = clock.len();
-    let mut block_of = Vec::with_capacity(items);
+    let mut block_of = vec![0; items];
+    // Tiles of each run that were dealt before its turn, the first ones.
+    let mut early = vec![0; runs.len()];
     // When the last part of each tile is done.
     let mut parts_done: Vec<Vec<u64>> =
         groups.iter().map(|g| if g.split.parts() > 0 { vec![0; g.len()] } else { Vec::new() }).collect();
-    for runs in runs.chunk_by(|a, b| a.turn == b.turn) {
+    let mut turns = 0;
+    for runs_of_turn in runs.chunk_by(|a, b| a.turn == b.turn) {
+        let first_run = turns;
+        turns += runs_of_turn.len();
+        if lead.converts() {
+            let ready = runs_of_turn.iter().map(|run| lead.ready(&groups[run.group], 0)).min().unwrap_or(0);
+            let mut loads = Loads::new(&clock, parting);
+            for (run, early) in runs.iter().zip(&mut early).skip(turns).filter(|(run, _)| run.role == Role::Whole) {
+                let group = &groups[run.group];
+                while *early < run.count && loads.least().max(lead.ready(group, *early)) + run.ns <= ready {
+                    let block = loads.take(Side::Either, lead.ready(group, *early), run.ns);
+                    clock[block] = clock[block].max(lead.ready(group, *early)) + run.ns;
+                    emit(block, Scheduled::Tile { run: *run, tile: *early });
+                    *early += 1;
+                }
+            }
+        }
+        let early = |run: &Run| early[first_run + runs_of_turn.iter().position(|r| r.first == run.first).unwrap_or(0)];
+        let runs = runs_of_turn;
         let mut loads = Loads::new(&clock, parting);
         for run in runs {
             let group = &groups[run.group];
@@ -199,7 +225,9 @@ pub fn play(
                 Role::Owner => Side::Waiting,
                 Role::Whole => Side::Either,
             };
-            block_of.extend((0..run.count).map(|tile| loads.take(side, lead.ready(group, tile), run.ns)));
+            for tile in early(run)..run.count {
+                block_of[run.first + tile] = loads.take(side, lead.ready(group, tile), run.ns);
+            }
         }
         for run in runs.iter().filter(|run| matches!(run.role, Role::Part(_))) {
             for tile in 0..run.count {
@@ -211,7 +239,7 @@ pub fn play(
             }
         }
         for run in runs.iter().filter(|run| run.role == Role::Whole) {
-            for tile in 0..run.count {
+            for tile in early(run)..run.count {
                 let block = block_of[run.first + tile];
                 clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
                 emit(block, Scheduled::Tile { run: *run, tile });
