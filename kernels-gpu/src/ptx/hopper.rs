@@ -115,6 +115,21 @@ pub unsafe fn mbarrier_wait(barrier: u32, parity: u32) {
     }
 }
 
+/// [`mbarrier_wait`] where `ok`.
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_wait`].
+#[inline(always)]
+#[allow(named_asm_labels)] // local to the braces
+pub unsafe fn mbarrier_wait_if(ok: bool, barrier: u32, parity: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; .reg .pred q; setp.ne.u32 q, {ok}, 0; @!q bra DONE;",
+             "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{a}], {ph}; @!p bra AGAIN; DONE: }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, ph = in(reg32) parity, options(nostack))
+    }
+}
+
 /// [`mbarrier_arrive_expect_tx`] where `ok`.
 ///
 /// # Safety

@@ -9,7 +9,7 @@ use crate::config::wgmma::{
     A_BYTES, CHUNK_BYTES, EMPTY_OFFSET, FULL_OFFSET, OUTPUT_CHUNKS, OUTPUT_OFFSET, STAGE_BYTES, STAGES,
 };
 use crate::ptx::hopper::{
-    fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait,
+    fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, mbarrier_wait_if,
 };
 
 /// Position in the ring.
@@ -100,6 +100,21 @@ impl Ring {
         unsafe { mbarrier_wait(self.full(), self.parity) }
     }
 
+    /// Consumer: gives back a stage that the warpgroup does not read, when it is filled; by its one `leader`. The others must not wait for it: the
+    /// stage may be filled again before the last of them looks, and a parity says nothing of a phase two ahead. A barrier with the leader comes before they
+    /// wait for the stage in the next round.
+    ///
+    /// # Safety
+    /// As [`Ring::wait_full`]; once a stage and round.
+    #[inline(always)]
+    pub unsafe fn release_unread(&self, leader: bool) {
+        // SAFETY: initialised, as the caller promises. The stage is filled: all have released it in the round before, so this arrival counts for this one.
+        unsafe {
+            mbarrier_wait_if(leader, self.full(), self.parity);
+            self.unreleased().release(leader);
+        }
+    }
+
     /// Consumer: what to [`release`](Unreleased::release) when the stage has been read.
     #[inline(always)]
     pub fn unreleased(&self) -> Unreleased {
@@ -117,7 +132,8 @@ impl Unreleased {
     /// Gives the stage back to the producer, for the warpgroup whose one `leader` arrives.
     ///
     /// # Safety
-    /// All reads of the stage by the warpgroup are complete and ordered before the leader's arrival; once a stage and round.
+    /// All threads of the warpgroup have waited for the stage, all their reads of it are complete and ordered before the leader's arrival; once a stage and
+    /// round.
     #[inline(always)]
     pub unsafe fn release(self, leader: bool) {
         // SAFETY: `empty` expects one arrival of each warpgroup a round, as the caller promises.

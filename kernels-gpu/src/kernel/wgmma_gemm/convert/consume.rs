@@ -97,19 +97,20 @@ impl Consumer {
         let mut index = 0;
         let token = Token::<GRADIENT, HIDDEN, GROUPED>::new(s, self.thread);
         // SAFETY: the stage is full; each piece and each exponent has one writer; a set of maxima is written again two barriers later.
-        // The stage is given back after a barrier behind its last read by the warpgroup, or without one if the warpgroup reads none of it.
+        // The stage is given back after a barrier behind its last read by the warpgroup.
         unsafe {
             while stages.row < stages.end {
                 let row = stages.row;
                 let count = stages.tokens();
-                self.ring.wait_full();
+                let mut slot = first_slot(index, self.warpgroup);
+                if slot < count {
+                    self.ring.wait_full();
+                } else {
+                    self.ring.release_unread(self.thread == 0);
+                }
                 let stage = self.ring.a();
                 let unreleased = self.ring.unreleased();
                 self.ring.advance();
-                let mut slot = first_slot(index, self.warpgroup);
-                if slot >= count {
-                    unreleased.release(self.thread == 0);
-                }
                 while slot < count {
                     let last = slot + 2 >= count;
                     let (pieces, gradient, state) = token.load(s, stage, slot);
