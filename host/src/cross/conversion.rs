@@ -51,12 +51,12 @@ pub(super) fn stage_tokens(shape: &Shape) -> [u32; 2] {
 const ALL_BYTES_PER_NS: f64 = 3900.0;
 const BESIDE_BYTES_PER_NS: f64 = 2450.0;
 const SM_READ_BYTES_PER_NS: f64 = 78.0;
-/// Shares of the blocks that go on converting: one of so many.
-const SHARES: [usize; 4] = [8, 6, 5, 4];
+/// One of so many blocks goes on converting. More lower each other's rate (44 SMs of 132 convert no more than 33), fewer lose (22 and 26 SMs: 3 to 18 %).
+const SHARE: usize = 4;
 /// Turns of the products: those of the decoder, whose tokens come first; grad_encoder_hidden_states last, whose many short tiles fill the ends.
 const TURNS: [usize; 5] = [0, 1, 3, 2, 2];
 /// With fewer decoder tokens than this for each SM, the products are too short to convert anything beside them (measured: 2 and 5 lose).
-const LEAST_TOKENS_PER_SM: usize = 7;
+const LEAST_TOKENS_PER_SM: usize = 8;
 /// With more tokens than this the lists would get long, and there are more tiles than the wgmma kernels take.
 const MOST_TOKENS: usize = 1 << 21;
 /// What an item costs beside its bytes.
@@ -73,21 +73,17 @@ struct Choice {
     initial_rows: usize,
 }
 
-/// The leads to choose from, the one that is best most often last; none where the products are too small for a conversion beside them.
-pub(super) fn leads(shape: &Shape, num_sms: usize) -> Vec<Lead> {
-    let choice = |share: usize| {
-        let converters = num_sms / share;
-        // Enough row blocks of grad_decoder_hidden_states for every other block to have a tile.
-        let row_blocks = (num_sms - converters).div_ceil(shape.hidden_size.div_ceil(256));
-        let initial_rows = (row_blocks * TILE_M as usize).min(shape.rows_dec());
-        Choice { converters, initial_rows }
-    };
-    let worth_it = supports(shape)
-        && !is_short(shape, num_sms)
-        && shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
-    let shares: &[usize] = if worth_it { &SHARES } else { &[] };
-    let choices = shares.iter().map(|share| choice(*share)).filter(|choice| choice.converters > 0);
-    choices.map(|choice| Deal::new(shape, num_sms).lead(&choice)).collect()
+/// The conversion as a lead of the products; `None` where these are too small for a conversion beside them.
+pub(super) fn lead(shape: &Shape, num_sms: usize) -> Option<Lead> {
+    let converters = num_sms / SHARE;
+    let few_enough = shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
+    if converters == 0 || !supports(shape) || is_short(shape, num_sms) || !few_enough {
+        return None;
+    }
+    // Enough row blocks of grad_decoder_hidden_states for every other block to have a tile.
+    let row_blocks = (num_sms - converters).div_ceil(shape.hidden_size.div_ceil(256));
+    let initial_rows = (row_blocks * TILE_M as usize).min(shape.rows_dec());
+    Some(Deal::new(shape, num_sms).lead(&Choice { converters, initial_rows }))
 }
 
 /// Items dealt so far.
@@ -110,17 +106,25 @@ impl<'a> Deal<'a> {
         let [dec_blocks, enc_blocks] = &mut blocks_done;
         let initial = choice.initial_rows;
 
-        let guessed = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT]
-            .map(|weight| self.matrix(item_kind::WEIGHTS, weight, num_sms, 0));
-        self.tokens(0, 0..initial, num_sms, dec_blocks);
-        let after = [guessed[0], guessed[1].max(guessed[2])];
-        let [q, k, v] = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT]
-            .map(|weight| self.matrix(item_kind::SCALE, weight, num_sms, after[matrix::sequence(weight) as usize]));
-        self.tokens(0, initial..rows[0], choice.converters, dec_blocks);
+        // The encoder's weights wait until some blocks go on alone, if there are decoder tokens left for these.
+        let weights = [matrix::Q_WEIGHT, matrix::K_WEIGHT, matrix::V_WEIGHT];
+        let (early, late) = weights.split_at(if initial < rows[0] { 1 } else { weights.len() });
+        let (all, few) = (num_sms, choice.converters);
         let last = |blocks: &[u64]| blocks.iter().copied().max().unwrap_or(0);
-        let dec = self.matrix(item_kind::SCALE, matrix::DECODER, choice.converters, last(dec_blocks));
-        self.tokens(1, 0..rows[1], choice.converters, enc_blocks);
-        let enc = self.matrix(item_kind::SCALE, matrix::ENCODER, choice.converters, last(enc_blocks));
+
+        let guessed = self.matrices(item_kind::WEIGHTS, early, all, 0);
+        self.tokens(0, 0..initial, all, dec_blocks);
+        let early_weights = self.matrices(item_kind::SCALE, early, all, guessed);
+        self.tokens(0, initial..rows[0], few, dec_blocks);
+        let dec = self.matrices(item_kind::SCALE, &[matrix::DECODER], few, last(dec_blocks));
+        let guessed = self.matrices(item_kind::WEIGHTS, late, few, 0);
+        // Tokens for each block, so that none waits for weights that others have.
+        let between = if late.is_empty() { 0 } else { (few * MAX_ITEM_TOKENS).min(rows[1]) / TILE_M as usize };
+        let between = between * TILE_M as usize;
+        self.tokens(1, 0..between, few, enc_blocks);
+        let late_weights = self.matrices(item_kind::SCALE, late, few, guessed);
+        self.tokens(1, between..rows[1], few, enc_blocks);
+        let enc = self.matrices(item_kind::SCALE, &[matrix::ENCODER], few, last(enc_blocks));
 
         let with_weights = |blocks: &[u64], weights: u64| blocks.iter().map(|done| *done.max(&weights)).collect();
         Lead {
@@ -128,9 +132,9 @@ impl<'a> Deal<'a> {
             done_ns: self.clock,
             turns: TURNS.into(),
             ready_ns: vec![
-                with_weights(dec_blocks, q),
+                with_weights(dec_blocks, early_weights),
                 vec![dec],
-                with_weights(enc_blocks, k.max(v)),
+                with_weights(enc_blocks, early_weights.max(late_weights)),
                 vec![enc],
                 vec![enc],
             ],
@@ -153,6 +157,11 @@ impl<'a> Deal<'a> {
             let block = &mut done[first / TILE_M as usize];
             *block = end.max(*block);
         }
+    }
+
+    /// All rows of some matrices, by the first `converters` blocks, not before `after`; when all is done.
+    fn matrices(&mut self, kind: u32, matrices: &[u32], converters: usize, after: u64) -> u64 {
+        matrices.iter().map(|index| self.matrix(kind, *index, converters, after)).max().unwrap_or(0)
     }
 
     /// All rows of a matrix, by the first `converters` blocks, not before `after`; when all is done.
@@ -324,7 +333,7 @@ mod tests {
             [(num_sms.div_ceil(4), shape.rows_dec()), (1, 0), (num_sms, shape.rows_dec().min(TILE_M as usize))];
         let choices = choices.map(|(converters, initial_rows)| Choice { converters, initial_rows });
         let leads = choices.iter().map(|choice| Deal::new(shape, num_sms).lead(choice));
-        for lead in leads.chain(super::leads(shape, num_sms)) {
+        for lead in leads.chain(super::lead(shape, num_sms)) {
             let products = super::super::plan::products(shape, 1);
             run(shape, &HopperPlan::after(Accumulation::Plain, &products, &lead, KCuts::Allowed).unwrap());
         }
@@ -354,7 +363,7 @@ mod tests {
     #[test]
     fn other_sizes_and_short_sequences_are_left_to_launches_of_their_own() {
         let model = shape(8, 1024, 1024);
-        assert!(!leads(&model, 132).is_empty());
+        assert!(lead(&model, 132).is_some());
         assert_eq!(stage_tokens(&model), [2, 1]);
         for other in [
             Shape { num_heads: 8, num_kv_heads: 2, ..model },
@@ -365,7 +374,7 @@ mod tests {
             Shape { batch_size: 1, seq_len_dec: 900, ..model },
             Shape { batch_size: 1 << 20, seq_len_dec: 2047, ..model },
         ] {
-            assert!(leads(&other, 132).is_empty(), "{other:?}");
+            assert!(lead(&other, 132).is_none(), "{other:?}");
         }
     }
 }

@@ -55,10 +55,10 @@ impl Plan {
             Precision::High => (Operands::F16Promoted, 3),
         };
         let products = products(shape, segments);
-        let converting = || GemmPlan::converting(target, &products, &conversion::leads(shape, target.num_sms));
         // With three products to one conversion there is too little to hide (`High`: 915 us with one launch, 849 to 862 with separate ones).
         let one_launch = target.module == ModuleKind::Hopper && precision == Precision::Fast;
-        let converting = if one_launch { converting() } else { None };
+        let lead = if one_launch { conversion::lead(shape, target.num_sms) } else { None };
+        let converting = lead.and_then(|lead| GemmPlan::converting(target, &products, &lead));
         let gemm = match converting {
             Some(gemm) => gemm,
             None => GemmPlan::new(target, operands, &products)?,

@@ -86,10 +86,6 @@ enum Schedule {
     Hopper(HopperPlan),
 }
 
-/// What a lead must gain over the last one. The cost model is no better: with a quarter of the SMs converting beside products (8, 919, 997) takes 489 us and with
-/// a fifth 511, for which it predicts 430 and 422; (64, 256, 256) 989 and 1064, 858 and 837; (8, 128, 128) 111 and 108, 96 and 92. (H200.)
-const LEAST_GAIN_OF_ANOTHER_LEAD: f64 = 0.03;
-
 impl GemmPlan {
     /// Plans `products` for `target`: the wgmma kernels where the module has them for these products, else the mma.sync ones.
     ///
@@ -127,17 +123,13 @@ impl GemmPlan {
         Ok(GemmPlan { operands, products: products.into(), schedule })
     }
 
-    /// Plans `products` of fp16 operands for one launch of a kernel that converts them first: by the last of `leads`, or the best if that gains
-    /// `LEAST_GAIN_OF_ANOTHER_LEAD`. `None` if there are none, or no such kernel for `target` or these products.
-    pub(crate) fn converting(target: &Target, products: &[ProductShape], leads: &[Lead]) -> Option<GemmPlan> {
+    /// Plans `products` of fp16 operands for one launch of a kernel that converts them first, as `lead` says. `None` if there is no such kernel for `target`
+    /// or these products.
+    pub(crate) fn converting(target: &Target, products: &[ProductShape], lead: &Lead) -> Option<GemmPlan> {
         if target.module != ModuleKind::Hopper {
             return None;
         }
-        let plan = |lead: &Lead| HopperPlan::after(Accumulation::Plain, products, lead, KCuts::Allowed);
-        let last = plan(leads.last()?)?;
-        let enough = last.predicted_us() * (1.0 - LEAST_GAIN_OF_ANOTHER_LEAD);
-        let others = leads[..leads.len() - 1].iter().filter_map(plan).filter(|plan| plan.predicted_us() < enough);
-        let plan = others.min_by(|a, b| a.predicted_us().total_cmp(&b.predicted_us())).unwrap_or(last);
+        let plan = HopperPlan::after(Accumulation::Plain, products, lead, KCuts::Allowed)?;
         Some(GemmPlan { operands: Operands::F16, products: products.into(), schedule: Schedule::Hopper(plan) })
     }
 

@@ -47,8 +47,8 @@ pub mod matrix {
 
 /// One unit of work, 64 bytes.
 ///
-/// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, but for reduce items,
-/// which are last). Parts wait for no other product. What waits for them stands in lists behind theirs, or in the same: a block that waits keeps its SM, and where
+/// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, each turn behind
+/// whole tiles of later ones that are done before it can begin, but for reduce items, which are last). Parts wait for no other product. What waits for them stands in lists behind theirs, or in the same: a block that waits keeps its SM, and where
 /// two such launches on different streams each hold some SMs, blocks that have not started find none. The GPU starts blocks in the order of their numbers (CUDA does
 /// not promise it, but look-back scans rely on it too), so those that a block waits for have started, and their parts get done.
 ///

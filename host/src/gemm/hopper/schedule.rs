@@ -180,8 +180,8 @@ pub fn best_parting(
 }
 
 /// Deals the runs to the blocks of `lead` (at least 1), parts to the first `parting` of them and what waits for parts to the others (0: anything to
-/// all), and calls `emit(block, item)` in an order in which each block's items are its list: turn by turn parts, whole tiles, owners; then reduce
-/// items.
+/// all), and calls `emit(block, item)` in an order in which each block's items are its list: turn by turn whole tiles of later turns that fit in before it,
+/// parts, whole tiles, owners; then reduce items.
 pub fn play(
     groups: &[TileGroup],
     (runs, items): (&[Run], usize),
@@ -198,38 +198,42 @@ pub fn play(
     // When the last part of each tile is done.
     let mut parts_done: Vec<Vec<u64>> =
         groups.iter().map(|g| if g.split.parts() > 0 { vec![0; g.len()] } else { Vec::new() }).collect();
-    let mut turns = 0;
-    for runs_of_turn in runs.chunk_by(|a, b| a.turn == b.turn) {
-        let first_run = turns;
-        turns += runs_of_turn.len();
+    let mut next_run = 0;
+    for turn in runs.chunk_by(|a, b| a.turn == b.turn) {
+        let first_run = next_run;
+        next_run += turn.len();
         if lead.converts() {
-            let ready = runs_of_turn.iter().map(|run| lead.ready(&groups[run.group], 0)).min().unwrap_or(0);
+            // Tiles of later turns that are ready, and done before this one can begin.
+            let begin = turn.iter().map(|run| lead.ready(&groups[run.group], 0)).min().unwrap_or(0);
             let mut loads = Loads::new(&clock, parting);
-            for (run, early) in runs.iter().zip(&mut early).skip(turns).filter(|(run, _)| run.role == Role::Whole) {
-                let group = &groups[run.group];
-                while *early < run.count && loads.least().max(lead.ready(group, *early)) + run.ns <= ready {
-                    let block = loads.take(Side::Either, lead.ready(group, *early), run.ns);
-                    clock[block] = clock[block].max(lead.ready(group, *early)) + run.ns;
+            let later = runs.iter().zip(&mut early).skip(next_run);
+            for (run, early) in later.filter(|(run, _)| run.role == Role::Whole) {
+                while *early < run.count {
+                    let ready = lead.ready(&groups[run.group], *early);
+                    if loads.least().max(ready) + run.ns > begin {
+                        break;
+                    }
+                    let block = loads.take(Side::Either, ready, run.ns);
+                    clock[block] = clock[block].max(ready) + run.ns;
                     emit(block, Scheduled::Tile { run: *run, tile: *early });
                     *early += 1;
                 }
             }
         }
-        let early = |run: &Run| early[first_run + runs_of_turn.iter().position(|r| r.first == run.first).unwrap_or(0)];
-        let runs = runs_of_turn;
+        let runs = || turn.iter().zip(&early[first_run..]);
         let mut loads = Loads::new(&clock, parting);
-        for run in runs {
+        for (run, early) in runs() {
             let group = &groups[run.group];
             let side = match run.role {
                 Role::Part(_) => Side::Parting,
                 Role::Owner => Side::Waiting,
                 Role::Whole => Side::Either,
             };
-            for tile in early(run)..run.count {
+            for tile in *early..run.count {
                 block_of[run.first + tile] = loads.take(side, lead.ready(group, tile), run.ns);
             }
         }
-        for run in runs.iter().filter(|run| matches!(run.role, Role::Part(_))) {
+        for run in turn.iter().filter(|run| matches!(run.role, Role::Part(_))) {
             for tile in 0..run.count {
                 let block = block_of[run.first + tile];
                 clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
@@ -238,14 +242,14 @@ pub fn play(
                 emit(block, Scheduled::Tile { run: *run, tile });
             }
         }
-        for run in runs.iter().filter(|run| run.role == Role::Whole) {
-            for tile in early(run)..run.count {
+        for (run, early) in runs().filter(|(run, _)| run.role == Role::Whole) {
+            for tile in *early..run.count {
                 let block = block_of[run.first + tile];
                 clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
                 emit(block, Scheduled::Tile { run: *run, tile });
             }
         }
-        for run in runs.iter().filter(|run| run.role == Role::Owner) {
+        for run in turn.iter().filter(|run| run.role == Role::Owner) {
             let group = &groups[run.group];
             let cost = cost(group);
             let after_wait = cost.tile + u64::from(group.split.parts()) * cost.add;
