@@ -7,7 +7,8 @@ use attn_backward::cross::{Gradients, Inputs, Precision, Shape, reference};
 use attn_backward::gpu::ModuleKind;
 use attn_backward_tests::assertions::assert_emulated_operands;
 use attn_backward_tests::examples::cross_of;
-use attn_backward_tests::simulated::{Simulator, hopper_cross};
+use attn_backward_tests::simulated::Simulator;
+use attn_backward_tests::simulated::hopper_cross::{self, Pace};
 use ndarray::{Array3, Axis, s};
 
 /// Any element: these tests judge by the norm.
@@ -30,13 +31,13 @@ fn shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize) -> Shape {
     }
 }
 
-/// The gradients, by a launch whose operands are those of the host's emulation; `None` without PTX. Block `ahead` runs ahead of the others: 0
-/// converts beside their products.
+/// The gradients, by a launch whose operands are those of the host's emulation; `None` without PTX. Block 0
+/// converts beside the others' products.
 #[track_caller]
-fn run(inputs: &Inputs, ahead: Option<u64>) -> Option<Gradients> {
+fn run(inputs: &Inputs, pace: Pace) -> Option<Gradients> {
     let mut gpu = Simulator::hopper(NUM_SMS as u32)?;
     let target = Target { num_sms: NUM_SMS, ..Target::h200(ModuleKind::Hopper) };
-    let (gradients, operands) = hopper_cross::backward(&mut gpu, inputs, &target, ahead);
+    let (gradients, operands) = hopper_cross::backward(&mut gpu, inputs, &target, pace);
     assert_emulated_operands(&operands, &Operands::new(inputs, Precision::Fast).unwrap(), false);
     Some(gradients)
 }
@@ -46,8 +47,8 @@ const PROMISED: f64 = 1.1 * 3.2e-4;
 
 /// The normwise error of each gradient is what the mode promises; of each token's gradients by themselves, too.
 #[track_caller]
-fn assert_promised(inputs: &Inputs, ahead: Option<u64>) {
-    let Some(gradients) = run(inputs, ahead) else { return };
+fn assert_promised(inputs: &Inputs, pace: Pace) {
+    let Some(gradients) = run(inputs, pace) else { return };
     let expected = reference::backward(inputs).unwrap();
     for comparison in compare_all(&gradients.tensors(), &expected.tensors(), &ANY).unwrap() {
         assert!(comparison.non_finite == 0 && comparison.normwise_error <= PROMISED, "{comparison:#?}");
@@ -87,7 +88,7 @@ fn fast_has_the_promised_error() {
     let mut inputs = cross_of(1, shape(1, 33, 23));
     inputs.v_weight[[0, 5]] = 1000.0;
     assert_eq!(Operands::new(&inputs, Precision::Fast).unwrap().exponents[3], 9 - 14);
-    assert_promised(&inputs, None);
+    assert_promised(&inputs, Pace::default());
 }
 
 #[test]
@@ -96,7 +97,13 @@ fn fast_has_the_promised_error_for_rows_of_very_different_sizes_in_two_row_block
     let mut inputs = cross_of(2, shape(2, 67, 11));
     scale_token(&mut inputs, 4, 40);
     scale_token(&mut inputs, 10, -20);
-    assert_promised(&inputs, Some(3));
+    assert_promised(&inputs, Pace { ahead: Some(3), ..Pace::default() });
+}
+
+#[test]
+fn a_warp_that_is_late_finds_the_stages_that_it_waits_for() {
+    // The last warp of the second consumer warpgroup, which reads every second encoder token: a stage each.
+    assert_promised(&cross_of(3, shape(1, 32, 40)), Pace { late_warp: Some(11), ..Pace::default() });
 }
 
 #[test]
@@ -108,7 +115,7 @@ fn infinities_and_nan_reach_exactly_what_depends_on_them() {
     inputs.grad_value_states[[1, 15, 11, 255]] = f32::NAN;
     inputs.decoder_hidden_states[[1, 0, 1535]] = f32::NEG_INFINITY;
     inputs.encoder_hidden_states[[0, 0, 17]] = f32::NAN;
-    let Some(gradients) = run(&inputs, Some(0)) else { return };
+    let Some(gradients) = run(&inputs, Pace { ahead: Some(0), ..Pace::default() }) else { return };
     let expected = reference::backward(&inputs).unwrap();
     for ((name, found), (_, expected)) in gradients.tensors().iter().zip(expected.tensors()) {
         assert_eq!(found.mapv(f32::is_finite), expected.mapv(f64::is_finite), "{name}");

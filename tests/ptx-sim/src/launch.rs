@@ -24,6 +24,8 @@ const BLOCK_TURN: u32 = 8;
 const AHEAD: (u32, u64) = (64, 1 << 10);
 /// The same of the others.
 const BEHIND: (u32, u64) = (1, 1 << 7);
+/// Instructions of a turn where a warp is late, and rounds of turns for each of its own.
+const LATE: (u64, u64) = (1 << 7, 64);
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
 /// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
@@ -41,12 +43,21 @@ pub struct Options {
     /// Index of a block that runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
     /// do long before they have done it, so that waits which are missing are seen. All blocks run on one thread then.
     pub ahead: Option<u64>,
+    /// Index of a warp that in every block runs only once in a while, unless all others wait for it at barriers: what others do meanwhile must not
+    /// lose it.
+    pub late_warp: Option<usize>,
 }
 
 impl Default for Options {
     /// All checks, 2^30 instructions a block, and blocks side by side.
     fn default() -> Self {
-        Options { max_warp_instructions: 1 << 30, detect_races: true, detect_unwritten_shared: true, ahead: None }
+        Options {
+            max_warp_instructions: 1 << 30,
+            detect_races: true,
+            detect_unwritten_shared: true,
+            ahead: None,
+            late_warp: None,
+        }
     }
 }
 
@@ -111,6 +122,8 @@ struct Block {
     barriers: [Barrier; BARRIERS],
     shared: Shared,
     stats: Stats,
+    /// Rounds of turns that its warps had.
+    rounds: u64,
 }
 
 /// A launch under way.
@@ -302,20 +315,26 @@ impl Launch<'_> {
             barriers: [IDLE; BARRIERS],
             shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
             stats: Stats { blocks: 1, ..Stats::default() },
+            rounds: 0,
         }
     }
 
     /// Runs a block for a while. True if it is done.
     fn turn(&self, block: &mut Block) -> Result<bool, Error> {
-        let (rounds, instructions) = match self.options.ahead {
-            None => (BLOCK_TURN, WARP_TURN),
-            Some(ahead) if ahead == block.index => AHEAD,
-            Some(_) => BEHIND,
+        let (rounds, instructions) = match (self.options.ahead, self.options.late_warp) {
+            (None, None) => (BLOCK_TURN, WARP_TURN),
+            (None, Some(_)) => (BLOCK_TURN, LATE.0),
+            (Some(ahead), _) if ahead == block.index => AHEAD,
+            (Some(_), _) => BEHIND,
         };
         for _ in 0..rounds {
             let (mut ran, mut used_up) = (false, false);
+            block.rounds += 1;
+            let is_late = |warp: usize| self.options.late_warp == Some(warp);
+            let has_turn = |warp: usize| block.states[warp] == State::Ready && !is_late(warp);
+            let late_has_turn = block.rounds.is_multiple_of(LATE.1) || !(0..block.warps.len()).any(has_turn);
             for warp in 0..block.warps.len() {
-                if block.states[warp] == State::Ready {
+                if block.states[warp] == State::Ready && (late_has_turn || !is_late(warp)) {
                     ran = true;
                     let before = block.stats.warp_instructions;
                     self.turn_of_warp(block, warp, instructions)?;

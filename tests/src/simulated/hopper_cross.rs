@@ -34,11 +34,20 @@ fn gradient_map(address: u64, shape: &Shape, seq_len: usize, tokens: u32) -> Ten
     TensorMap(map.encode())
 }
 
-/// All gradients, and the operands that the launch made on its way. Block `ahead` runs ahead of the others, if one is given.
+/// Who runs at another pace than the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// Block that runs ahead of the others, if there is one.
+    pub ahead: Option<u64>,
+    /// Warp that is behind the others of its block, in all blocks, if there is one.
+    pub late_warp: Option<usize>,
+}
+
+/// All gradients, and the operands that the launch made on its way.
 ///
 /// # Panics
 /// If the plan for `target` is another one than a launch that converts, or the kernel does what it must not.
-pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Option<u64>) -> (Gradients, Operands) {
+pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, pace: Pace) -> (Gradients, Operands) {
     let precision = Precision::Fast;
     let shape = inputs.shape().expect("inputs that fit together");
     let plan = Plan::new(&shape, precision, target).expect("a supported shape");
@@ -99,7 +108,8 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, ahead: Op
         shared_bytes: wgmma::CONVERTING_SMEM_BYTES as usize,
     };
     // A block that waits for what never comes is found soon.
-    let options = Options { max_warp_instructions: 200_000_000, ahead, ..Options::default() };
+    let Pace { ahead, late_warp } = pace;
+    let options = Options { max_warp_instructions: 400_000_000, ahead, late_warp, ..Options::default() };
     gpu.launch_with("cross_wgmma_fast", size, &params, options);
 
     let exponent = |maximum: Option<i32>| operand_exponent(maximum.unwrap_or(i32::MIN));
