@@ -267,6 +267,23 @@ fn any_magnitude_has_the_promised_error() {
 }
 
 #[test]
+fn weights_whose_sample_misses_the_largest_have_the_promised_error() {
+    on_gpu(|gpu| {
+        // More pieces than are sampled of each weight; the second piece is not.
+        let sizes = cross_shape(1, 33, 47);
+        let shape = cross::Shape { num_heads: 8, num_kv_heads: 4, hidden_size: 128, cross_hidden_size: 128, ..sizes };
+        for weight in 0..3 {
+            for exponent in [12, 120] {
+                let mut inputs = cross_of(27, shape);
+                let of = [&mut inputs.q_weight, &mut inputs.k_weight, &mut inputs.v_weight];
+                of[weight][[0, 5]] = 2f32.powi(exponent);
+                assert_promised(gpu, &inputs);
+            }
+        }
+    });
+}
+
+#[test]
 fn rows_of_very_different_sizes_each_have_the_promised_error() {
     on_gpu(|gpu| {
         let mut inputs = cross_of(25, cross_shape(1, 64, 96));
