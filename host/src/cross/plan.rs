@@ -171,7 +171,7 @@ impl fmt::Display for Plan {
         if self.gemm.converts() {
             writeln!(f, "launches: memset, {} (converts, then multiplies):", self.gemm.gemm_kernel())?;
         } else {
-            writeln!(f, "launches: memset, cross_convert_gradients, cross_convert_operands, then")?;
+            writeln!(f, "launches: cross_convert_gradients, cross_convert_operands, then")?;
         }
         writeln!(f, "{}", self.gemm)?;
         write!(f, "{}", self.layout)
