@@ -76,8 +76,8 @@ pub const fn token_exponent(largest_gradient: u32, largest_hidden: u32) -> i32 {
 /// Binades by which the largest element of a weight tensor may exceed that of its sample before the tensor is converted a second time.
 pub const HEADROOM: i32 = 6;
 
-/// The maximum that a weight tensor's exponent follows from if the largest magnitude of its sample is this and the tensor's own is less than
-/// `2^(HEADROOM + 1)` times as large, or else what its exponent is taken for while the tensor's own maximum is found.
+/// The maximum that a weight tensor's exponent follows from if the largest magnitude of its sample is this and the exponent of the tensor's own is at
+/// most `HEADROOM` more, or else what it is taken for while the tensor's own is found. Of nothing but zeros: none.
 #[inline(always)]
 pub const fn guessed_maximum(largest: u32) -> i32 {
     if largest == 0 { i32::MIN } else { exponent(largest) + HEADROOM }

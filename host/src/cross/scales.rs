@@ -7,7 +7,7 @@
 //!   is then multiplied by one `2^R`. `R` is the least that keeps all elements below `2^15`.
 //! * A weight tensor (k_weight and v_weight: both together) is stored times `2^-R`, its largest element in `[2^8, 2^15)`. `R` follows from a fixed sample of
 //!   the tensor, so that it can be converted while it is read the first time: it gives the sample's largest element an exponent of 8, 6
-//!   less than there is room for. If an element of the tensor needs more, `R` follows from the largest, to which it gives an exponent of 14.
+//!   less than there is room for. If an element of the tensor needs more, or the sample is zero and the tensor is not, `R` follows from the largest, to which it gives an exponent of 14.
 //!
 //! `Fast` stores `hi = fp16(y)` of a scaled element `y`. `High` stores `lo = fp16(y - hi)` too and multiplies
 //! `hi hi + hi lo + lo hi`.
