@@ -89,7 +89,7 @@ impl Plan {
             row_exponents_dec: layout.add("decoder row exponents", 4 * rows_dec as u64),
             row_exponents_enc: layout.add("encoder row exponents", 4 * rows_enc as u64),
             exponents: layout.add("exponents", 16),
-            maxima: layout.add("maxima", 24 * maxima_sets),
+            maxima: layout.add("maxima", 4 * cross_convert::MAXIMA as u64 * maxima_sets),
             ready: layout.add("rows converted", 4 * ready_counters(&gemm, rows_dec, rows_enc)),
             gemm: layout.add("partial sums", gemm.workspace_bytes()),
         };

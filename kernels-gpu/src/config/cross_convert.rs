@@ -13,8 +13,20 @@ pub const WEIGHT_TILE_PIECES: u32 = 8 * THREADS;
 pub const SAMPLES: [u32; 3] = [4 * THREADS, 2 * THREADS, 2 * THREADS];
 /// Dynamic shared memory of `cross_convert_gradients_*`: two sets of two maxima of each warp.
 pub const GRADIENTS_SMEM_BYTES: u32 = 2 * 2 * (THREADS / 32) * 4;
-/// Dynamic shared memory of `cross_convert_operands_*`: six maxima of each warp.
-pub const OPERANDS_SMEM_BYTES: u32 = 6 * (THREADS / 32) * 4;
+/// Maxima that a conversion finds; [`maxima`] says which.
+pub const MAXIMA: usize = 6;
+/// Dynamic shared memory of `cross_convert_operands_*`: the maxima of each warp.
+pub const OPERANDS_SMEM_BYTES: u32 = MAXIMA as u32 * (THREADS / 32) * 4;
+
+/// Indices of the maxima. + sequence: 0 for the decoder and q_weight, 1 for the encoder, k_weight and v_weight.
+pub mod maxima {
+    /// + sequence: of the tokens' exponents.
+    pub const TOKENS: usize = 0;
+    /// + sequence: of the weights' exponents, at least what was guessed.
+    pub const WEIGHTS: usize = 2;
+    /// + sequence: what those of the weights were guessed to be.
+    pub const GUESSES: usize = 4;
+}
 
 /// Blocks of `cross_convert_gradients_*`: a block per token or weight tile, up to what the device holds at once.
 pub const fn gradients_blocks(rows_dec: u32, rows_enc: u32, weight_elements: u64, multiprocessors: u32) -> u32 {

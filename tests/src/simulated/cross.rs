@@ -42,7 +42,7 @@ impl Converted {
             lo: (precision == Precision::High).then(|| gpu.download(parts[1], (rows, columns))),
         };
         let (rows_dec, rows_enc, kv) = (shape.rows_dec(), shape.rows_enc(), 2 * shape.kv_out_dim());
-        let words: Array2<i32> = gpu.download(self.maxima, (6, self.maxima_sets));
+        let words: Array2<i32> = gpu.download(self.maxima, (config::MAXIMA, self.maxima_sets));
         let maxima: [Option<i32>; 4] = std::array::from_fn(|i| {
             let maximum = words.row(i).iter().copied().map(maximum_of_word).max().unwrap_or(i32::MIN);
             (maximum != i32::MIN).then_some(maximum)

@@ -4,7 +4,7 @@ use attn_backward::Target;
 use attn_backward::cross::scales::Operands;
 use attn_backward::cross::{Gradients, Inputs, Plan, Precision, Shape};
 use attn_backward::gemm::hopper::ElementType;
-use attn_backward_kernels::config::wgmma;
+use attn_backward_kernels::config::{cross_convert, wgmma};
 use attn_backward_kernels::params_wgmma::{Conversion, TensorMap};
 use attn_backward_kernels::scale::operand_exponent;
 use ndarray::Array1;
@@ -54,7 +54,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, pace: Pac
     assert!(plan.gemm().converts(), "{plan}");
     let hopper = plan.gemm().hopper().expect("only wgmma kernels convert");
     let workspace = gpu.workspace(plan.workspace());
-    let maxima = (gpu.upload(&Array1::from_elem(6, 0i32)), 1);
+    let maxima = (gpu.upload(&Array1::from_elem(cross_convert::MAXIMA, 0i32)), 1);
     let (converted, of) = prepare_convert(gpu, inputs, &shape, precision, &workspace, maxima);
     let gradients = GradientAddresses::new(gpu, &shape);
     let ready = vec![0u32; wgmma::ready::counters(of.rows_dec, of.rows_enc) as usize];
@@ -109,7 +109,7 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, pace: Pac
     };
     // A block that waits for what never comes is found soon.
     let Pace { ahead, late_warp } = pace;
-    let options = Options { max_warp_instructions: 400_000_000, ahead, late_warp, ..Options::default() };
+    let options = Options { max_warp_instructions: 200_000_000, ahead, late_warp, ..Options::default() };
     gpu.launch_with("cross_wgmma_fast", size, &params, options);
 
     let exponent = |maximum: Option<i32>| operand_exponent(maximum.unwrap_or(i32::MIN));

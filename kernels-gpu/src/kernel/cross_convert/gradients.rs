@@ -2,17 +2,16 @@
 use core::array::from_fn;
 
 use super::parts::store;
+use super::{WARPS, block_max};
 use crate::config::cross_convert::{SAMPLES, THREADS, WEIGHT_TILE_PIECES};
 use crate::params::CrossConvertParams;
-use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, lds128, stg32_if, sts32_if};
-use crate::ptx::sync::redux_max;
+use crate::ptx::memory::{ldg128_l2_or_zero, ldg128_stream_or_zero, stg32_if};
 use crate::scale;
 use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::{shared, thread};
 
 /// Loads of hidden states that are in flight together with a token's first gradient loads.
 const HIDDEN_LOADS: usize = 2;
-const WARPS: u32 = THREADS / 32;
 
 /// A sequence of tokens, encoder or decoder; a piece is 16 bytes of fp32 (4 elements).
 struct Tokens {
@@ -95,27 +94,9 @@ fn largest<const N: usize>(v: &[[f32; 4]; N]) -> u32 {
     scale::magnitude_of_order(m[0].max(m[1]).max(m[2].max(m[3])))
 }
 
-/// Maxima over the block, in all threads.
-///
-/// # Safety
-/// All threads arrive. `smem` is a set of the file head's shared-memory map; its last readers passed a barrier since.
-#[inline(always)]
-unsafe fn block_max(smem: u32, a: u32, b: u32) -> (u32, u32) {
-    let thread = thread::thread_idx_x();
-    // SAFETY: as the caller promises; the barrier orders the warps' stores before the loads.
-    unsafe {
-        let (a, b) = (redux_max(a), redux_max(b));
-        sts32_if(thread % 32 == 0, smem + thread / 32 * 4, a);
-        sts32_if(thread % 32 == 0, smem + (WARPS + thread / 32) * 4, b);
-        thread::sync_threads();
-        let max = |at: u32| {
-            let (x, y) = (lds128(at), lds128(at + 16));
-            x[0].max(x[1]).max(x[2].max(x[3])).max(y[0].max(y[1]).max(y[2].max(y[3])))
-        };
-        (max(smem), max(smem + WARPS * 4))
-    }
-}
-const _: () = assert!(WARPS == 8 && 2 * 2 * WARPS * 4 == crate::config::cross_convert::GRADIENTS_SMEM_BYTES);
+/// Bytes of a set of shared memory: two maxima of each warp.
+const SET_BYTES: u32 = 2 * WARPS * 4;
+const _: () = assert!(2 * SET_BYTES == crate::config::cross_convert::GRADIENTS_SMEM_BYTES);
 
 /// Converts tokens `first, first + blocks, ..`; returns the largest token exponent and the first index of the next kind of work.
 /// `set` is the shared-memory set of the next maximum.
@@ -163,9 +144,9 @@ unsafe fn convert_tokens<const HELD: usize, const AT_ONCE: usize, const PARTS: u
                 piece += HELD as u32 * THREADS;
             }
 
-            let (largest_gradient, largest_hidden) =
-                block_max(shared::dynamic_base() + *set, largest_gradient, largest_hidden);
-            *set ^= 2 * WARPS * 4;
+            let [largest_gradient, largest_hidden] =
+                block_max(shared::dynamic_base() + *set, [largest_gradient, largest_hidden]);
+            *set ^= SET_BYTES;
             let e = scale::row_exponent(largest_gradient);
             maximum = maximum.max(scale::token_exponent(largest_gradient, largest_hidden));
             stg32_if(thread == 0, tokens.row_exponents.wrapping_add(row as usize).cast(), e as u32);
@@ -313,21 +294,19 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
         let (top_dec, next) = convert_tokens::<4, 1, PARTS>(&decoder, next, &mut set);
         let (mut guess_q, mut guess_kv, mut top_q, mut top_kv) = (i32::MIN, i32::MIN, i32::MIN, i32::MIN);
         if next < q.tiles() + k.tiles() + v.tiles() {
-            let (sample_q, sample_kv) = (
-                q.sample::<{ (SAMPLES[0] / THREADS) as usize }>(),
-                k.sample::<{ (SAMPLES[1] / THREADS) as usize }>()
-                    .max(v.sample::<{ (SAMPLES[2] / THREADS) as usize }>()),
-            );
-            let (sample_q, sample_kv) = block_max(shared::dynamic_base() + set, sample_q, sample_kv);
-            set ^= 2 * WARPS * 4;
-            (guess_q, guess_kv) = (scale::guessed_maximum(sample_q), scale::guessed_maximum(sample_kv));
+            let sample_q = q.sample::<{ (SAMPLES[0] / THREADS) as usize }>();
+            let sample_k = k.sample::<{ (SAMPLES[1] / THREADS) as usize }>();
+            let sample_v = v.sample::<{ (SAMPLES[2] / THREADS) as usize }>();
+            let samples = block_max(shared::dynamic_base() + set, [sample_q, sample_k.max(sample_v)]);
+            set ^= SET_BYTES;
+            [guess_q, guess_kv] = samples.map(|largest| scale::guessed_maximum(largest));
             q.exponent = scale::operand_exponent(guess_q);
             k.exponent = scale::operand_exponent(guess_kv);
             v.exponent = k.exponent;
             let (max_q, next) = q.convert::<PARTS>(next);
             let (max_k, next) = k.convert::<PARTS>(next);
             let (max_v, _) = v.convert::<PARTS>(next);
-            let (max_q, max_kv) = block_max(shared::dynamic_base() + set, max_q, max_k.max(max_v));
+            let [max_q, max_kv] = block_max(shared::dynamic_base() + set, [max_q, max_k.max(max_v)]);
             (top_q, top_kv) =
                 (scale::weight_exponent(max_q).max(guess_q), scale::weight_exponent(max_kv).max(guess_kv));
         }

@@ -44,7 +44,36 @@ pub(super) mod parts;
 
 use crate::config::cross_convert::{GRADIENTS_BLOCKS_PER_SM, OPERANDS_BLOCKS_PER_SM, THREADS};
 use crate::params::CrossConvertParams;
-use cuda_std::kernel;
+use crate::ptx::memory::{lds128, sts32_if};
+use crate::ptx::sync::redux_max;
+use core::array::from_fn;
+use cuda_std::{kernel, thread};
+
+/// Warps of a block.
+const WARPS: u32 = THREADS / 32;
+
+/// Maxima over the block, in all threads.
+///
+/// # Safety
+/// All threads arrive. `smem` has room for `[N][WARPS]` words, on a 16-byte boundary; its last readers passed a barrier since.
+#[inline(always)]
+unsafe fn block_max<const N: usize>(smem: u32, values: [u32; N]) -> [u32; N] {
+    let thread = thread::thread_idx_x();
+    // SAFETY: as the caller promises; the barrier orders the warps' stores before the loads.
+    unsafe {
+        for (i, value) in values.into_iter().enumerate() {
+            let largest = redux_max(value);
+            sts32_if(thread % 32 == 0, smem + (i as u32 * WARPS + thread / 32) * 4, largest);
+        }
+        thread::sync_threads();
+        from_fn(|i| {
+            let at = smem + i as u32 * WARPS * 4;
+            let (x, y) = (lds128(at), lds128(at + 16));
+            x[0].max(x[1]).max(x[2].max(x[3])).max(y[0].max(y[1]).max(y[2].max(y[3])))
+        })
+    }
+}
+const _: () = assert!(WARPS == 8);
 
 /// dQ, dK, dV and weights to fp16, row exponents and maxima.
 ///

@@ -2,19 +2,16 @@
 use core::array::from_fn;
 
 use super::parts::store;
-use crate::config::cross_convert::THREADS;
+use super::{WARPS, block_max};
+use crate::config::cross_convert::{MAXIMA, THREADS, maxima};
 use crate::params::CrossConvertParams;
-use crate::ptx::memory::{ldg128_stream_or_zero, lds128, stg32_if, sts32_if};
-use crate::ptx::sync::redux_max;
+use crate::ptx::memory::{ldg128_stream_or_zero, stg32_if};
 use crate::scale;
 use crate::tile::power_of_two::power_of_two_halves;
 use cuda_std::{shared, thread, warp};
 
 /// Loads that a thread has in flight; 8 run out of predicates, and ptxas then waits between them.
 const LOADS: usize = 4;
-const WARPS: u32 = THREADS / 32;
-/// Maxima of a block of gradients.
-const MAXIMA: usize = 6;
 
 /// A matrix to convert; a piece is 16 bytes of fp32 (4 elements).
 struct Matrix {
@@ -68,33 +65,22 @@ unsafe fn convert_rows<const PARTS: usize>(m: &Matrix, first: u32) -> u32 {
 /// # Safety
 /// All threads of the block; shared memory as the file head of [`super`] says.
 #[inline(always)]
-unsafe fn maxima(p: &CrossConvertParams) -> [i32; MAXIMA] {
-    let thread = thread::thread_idx_x();
-    let smem = shared::dynamic_base();
-    // SAFETY: words below `gradients_blocks` exist; the barrier orders the warps' stores before the loads.
+unsafe fn block_maxima(p: &CrossConvertParams) -> [i32; MAXIMA] {
+    // SAFETY: words below `gradients_blocks` exist.
     unsafe {
         let mut words = [0; MAXIMA];
-        let mut block = thread;
+        let mut block = thread::thread_idx_x();
         while block < p.gradients_blocks {
             let found: [i32; MAXIMA] =
                 from_fn(|i| p.block_maxima.wrapping_add(i * p.gradients_blocks as usize + block as usize).read());
             words = from_fn(|i| found[i].max(words[i]));
             block += THREADS;
         }
-        for (i, word) in words.into_iter().enumerate() {
-            // None is negative.
-            let largest = redux_max(word as u32);
-            sts32_if(thread % 32 == 0, smem + (i as u32 * WARPS + thread / 32) * 4, largest);
-        }
-        thread::sync_threads();
-        from_fn(|i| {
-            let at = smem + i as u32 * WARPS * 4;
-            let (x, y) = (lds128(at), lds128(at + 16));
-            x[0].max(x[1]).max(x[2].max(x[3])).max(y[0].max(y[1]).max(y[2].max(y[3]))) as i32
-        })
+        // As words they are not negative.
+        block_max(shared::dynamic_base(), words.map(|word| word as u32)).map(|word| word as i32)
     }
 }
-const _: () = assert!(WARPS == 8 && MAXIMA as u32 * WARPS * 4 == crate::config::cross_convert::OPERANDS_SMEM_BYTES);
+const _: () = assert!(MAXIMA as u32 * WARPS * 4 == crate::config::cross_convert::OPERANDS_SMEM_BYTES);
 
 /// The kernel.
 ///
@@ -109,17 +95,19 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
     unsafe {
         #[cfg(target_feature = "sm_90a")]
         crate::ptx::hopper::wait_for_launch_before();
-        let maxima = maxima(p);
-        let exponents: [i32; 4] = from_fn(|i| scale::operand_exponent(scale::maximum_of_word(maxima[i])));
+        let words = block_maxima(p);
+        let exponents: [i32; 4] = from_fn(|i| scale::operand_exponent(scale::maximum_of_word(words[i])));
         let first_thread = thread::block_idx_x() == 0 && thread::thread_idx_x() == 0;
         for (i, exponent) in exponents.into_iter().enumerate() {
             stg32_if(first_thread, p.exponents.wrapping_add(i).cast(), exponent as u32);
         }
         // No rows of weights whose guess holds.
-        let again = |i: usize, rows| if maxima[i] == maxima[2 + i] { 0 } else { rows };
-        let (source, out, rows, exponent) = (p.q_weight, p.wq, again(2, q_out_dim), exponents[2]);
+        let again = |sequence: usize, rows| {
+            if words[maxima::WEIGHTS + sequence] == words[maxima::GUESSES + sequence] { 0 } else { rows }
+        };
+        let (source, out, rows, exponent) = (p.q_weight, p.wq, again(0, q_out_dim), exponents[2]);
         let q = Matrix { source, out, rows, row_pieces: pieces, row_exponents: None, exponent };
-        let (source, out, rows, exponent) = (p.k_weight, p.wkv, again(3, kv_out_dim), exponents[3]);
+        let (source, out, rows, exponent) = (p.k_weight, p.wkv, again(1, kv_out_dim), exponents[3]);
         let k = Matrix { source, out, rows, row_pieces: cross_pieces, row_exponents: None, exponent };
         let below = kv_out_dim as usize * p.cross_hidden_size as usize;
         let v = Matrix { source: p.v_weight, out: p.wkv.map(|part| part.wrapping_add(below)), ..k };

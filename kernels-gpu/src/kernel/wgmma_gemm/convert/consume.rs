@@ -3,7 +3,7 @@ use core::array::from_fn;
 
 use super::token::{Factors, Token, store_scaled};
 use super::{Matrix, Sequence, conversion, guess_holds, row_block};
-use crate::config::cross_convert::SAMPLES;
+use crate::config::cross_convert::{SAMPLES, maxima};
 use crate::config::wgmma::converting::{CROSS_HIDDEN_SIZE, HIDDEN_SIZE, KV_OUT_DIM, Q_OUT_DIM, ROUND_ROWS};
 use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, GUESS_OFFSET, named_barrier, ready};
 use crate::kernel::wgmma_gemm::Entry;
@@ -129,7 +129,7 @@ impl Consumer {
                 stages.advance(count);
                 index += count;
             }
-            let maximum = c.maxima.wrapping_add(item.product as usize);
+            let maximum = c.maxima.wrapping_add(maxima::TOKENS + item.product as usize);
             red_max_s32_if(self.thread == 0, maximum, scale::maximum_word(top));
         }
     }
@@ -172,8 +172,8 @@ impl Consumer {
             for (sequence, largest) in [q, kv].into_iter().enumerate() {
                 let guess = scale::maximum_word(scale::guessed_maximum(largest));
                 sts32_if(self.thread == 0, self.guess(sequence as u32), guess as u32);
-                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(2 + sequence), guess);
-                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(4 + sequence), guess);
+                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(maxima::WEIGHTS + sequence), guess);
+                red_max_s32_if(self.thread == 0, c.maxima.wrapping_add(maxima::GUESSES + sequence), guess);
             }
             named_barrier(named_barrier::WARPGROUP + self.warpgroup, THREADS);
         }
@@ -219,7 +219,7 @@ impl Consumer {
                 left -= rows;
             }
             let top = scale::weight_exponent(scale::magnitude_of_order(redux_max(order)));
-            let maximum = c.maxima.wrapping_add(2 + matrix::sequence(item.product) as usize);
+            let maximum = c.maxima.wrapping_add(maxima::WEIGHTS + matrix::sequence(item.product) as usize);
             red_max_s32_if(self.thread % 32 == 0, maximum, scale::maximum_word(top));
         }
     }
@@ -250,9 +250,9 @@ impl Consumer {
         let m = Matrix::of(c, item.product);
         let sequence = matrix::sequence(item.product);
         let (row_exponents, maximum) = if !matrix::is_hidden(item.product) {
-            (core::ptr::null_mut(), 2 + sequence as usize)
+            (core::ptr::null_mut(), maxima::WEIGHTS + sequence as usize)
         } else {
-            (if sequence == 0 { c.row_exponents_dec } else { c.row_exponents_enc }, sequence as usize)
+            (if sequence == 0 { c.row_exponents_dec } else { c.row_exponents_enc }, maxima::TOKENS + sequence as usize)
         };
         // This warp's rows of the item: `class`, `class + 8`, ..; every second one is of this warpgroup. Lane `l` has the exponent of the `l`th.
         let class = self.warpgroup + self.thread / 32 * 2;

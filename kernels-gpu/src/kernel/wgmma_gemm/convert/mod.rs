@@ -14,6 +14,7 @@
 //! **Ordering.** Results of other blocks are read after the producer has acquired them: directly (`ld.relaxed.gpu`, past L1) after the first full
 //! stage of the item, since the producer's arrival follows its acquire, or by TMA after a proxy fence.
 use super::Entry;
+use crate::config::cross_convert::maxima;
 use crate::config::wgmma::{TILE_M, ready, rows_per_stage};
 use crate::params_wgmma::Conversion;
 use crate::ptx::hopper::ld_relaxed_s32;
@@ -122,10 +123,10 @@ fn weight_rows(c: &Conversion, sequence: u32) -> u32 {
 /// All items of these weights have been acquired.
 #[inline(always)]
 unsafe fn guess_holds(c: &Conversion, sequence: u32) -> bool {
-    // SAFETY: the maxima have six words.
+    // SAFETY: there are `MAXIMA` words.
     unsafe {
-        let word = |i: u32| ld_relaxed_s32(c.maxima.wrapping_add((i + sequence) as usize));
-        word(2) == word(4)
+        let word = |first: usize| ld_relaxed_s32(c.maxima.wrapping_add(first + sequence as usize));
+        word(maxima::WEIGHTS) == word(maxima::GUESSES)
     }
 }
 
