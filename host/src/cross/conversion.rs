@@ -5,7 +5,7 @@
 //! own (`cross_convert_*`): with nothing to convert beside, those are faster.
 use std::ops::Range;
 
-use attn_backward_kernels::config::wgmma::{TILE_M, converting, tokens_per_stage};
+use attn_backward_kernels::config::wgmma::{CLUSTER_SIZE, TILE_M, converting, tokens_per_stage};
 use attn_backward_kernels::schedule::item::{Item, item_kind, matrix};
 
 use super::Shape;
@@ -75,7 +75,9 @@ struct Choice {
 
 /// The conversion as a lead of the products; `None` where these are too small for a conversion beside them.
 pub(super) fn lead(shape: &Shape, num_sms: usize) -> Option<Lead> {
-    let converters = num_sms / SHARE;
+    let clusters = num_sms / CLUSTER_SIZE as usize;
+    let num_sms = clusters * CLUSTER_SIZE as usize;
+    let converters = (num_sms / SHARE).next_multiple_of(CLUSTER_SIZE as usize);
     let few_enough = shape.rows_dec().saturating_add(shape.rows_enc()) <= MOST_TOKENS;
     if converters == 0 || !supports(shape) || is_short(shape, num_sms) || !few_enough {
         return None;
@@ -129,7 +131,7 @@ impl<'a> Deal<'a> {
         let with_weights = |blocks: &[u64], weights: u64| blocks.iter().map(|done| *done.max(&weights)).collect();
         Lead {
             lists: self.lists,
-            done_ns: self.clock,
+            done_ns: self.clock.chunks(CLUSTER_SIZE as usize).map(last).collect(),
             turns: TURNS.into(),
             ready_ns: vec![
                 with_weights(dec_blocks, early_weights),

@@ -147,7 +147,7 @@ fn write_entry(
                 param(line).ok_or_else(|| malformed(lines, index, "not a parameter that is understood"))?;
             out.push_str(&line);
             params.push(bytes);
-        } else if code.starts_with(".maxntid") || code.starts_with(".minnctapersm") {
+        } else if code.starts_with(".maxntid") || code.starts_with(".explicitcluster") || code.starts_with(".reqnctapercluster") || code.starts_with(".minnctapersm") {
             continue;
         } else {
             out.push_str(line);
@@ -186,6 +186,9 @@ fn write_entry(
     }
 
     out.push_str(&format!(".maxntid {max_threads}, 1, 1\n.minnctapersm {min_blocks_per_sm}\n"));
+    if name.contains("wgmma_") {
+        out.push_str(".explicitcluster\n.reqnctapercluster 2, 1, 1\n");
+    }
     for line in &lines[body..end] {
         out.push_str(line);
         out.push('\n');

@@ -21,8 +21,15 @@ pub const fn segment_parts(segment: u32) -> [u32; 2] {
     [(segment == 0) as u32, (segment == 1) as u32]
 }
 
+/// Blocks of a cluster. Each has a tile of its own, one below the other: they share B, of which each loads a part for both.
+pub const CLUSTER_SIZE: u32 = 2;
+/// Rows of the tiles of a cluster.
+pub const CLUSTER_M: u32 = CLUSTER_SIZE * TILE_M;
+
 /// Stages of the ring.
 pub const STAGES: u32 = 4;
+/// Consumer warpgroups.
+pub const CONSUMERS: u32 = 2;
 /// A producer warpgroup and two consumer warpgroups.
 pub const THREADS: u32 = 3 * 128;
 /// One block an SM: shared memory leaves no room for a second one.
@@ -50,6 +57,8 @@ pub const FULL_OFFSET: u32 = OUTPUT_OFFSET + 2 * OUTPUT_CHUNKS * CHUNK_BYTES;
 pub const EMPTY_OFFSET: u32 = FULL_OFFSET + 8 * STAGES;
 /// Dynamic shared memory of a launch.
 pub const SMEM_BYTES: u32 = EMPTY_OFFSET + 8 * STAGES;
+/// Bytes of the mbarriers of a ring.
+pub const RING_BARRIER_BYTES: u32 = SMEM_BYTES - FULL_OFFSET;
 const _: () = assert!(SMEM_BYTES <= 232_448, "more than an SM gives to one block");
 // TMA and wgmma with 128-byte swizzle want blocks on 1024-byte boundaries; mbarriers want 8.
 const _: () =
@@ -76,8 +85,12 @@ pub const fn groups_per_stage(splits: u32) -> u32 {
 /// Columns that a warp of the rider sums of a 16-bit matrix: 32 bytes of each row.
 pub const RIDER_COLUMN_SUM_COLUMNS: u32 = 16;
 
+/// Offset of the mbarriers of the conversion's ring, which has the same stages.
+pub const CONVERSION_BARRIERS_OFFSET: u32 = SMEM_BYTES;
+/// Offset of the mbarrier at which all consumer warpgroups of a cluster arrive when they have converted.
+pub const CONVERTED_OFFSET: u32 = CONVERSION_BARRIERS_OFFSET + RING_BARRIER_BYTES;
 /// Offset of the maxima that the warps of a consumer warpgroup exchange while they convert tokens: `[2 warpgroups][2 sets][8]` words.
-pub const EXCHANGE_OFFSET: u32 = SMEM_BYTES.next_multiple_of(16);
+pub const EXCHANGE_OFFSET: u32 = (CONVERTED_OFFSET + 8).next_multiple_of(16);
 /// Bytes of a warpgroup's sets.
 pub const EXCHANGE_BYTES: u32 = 2 * 8 * 4;
 /// Offset of the guessed maxima of the weights, `[2 warpgroups][2 sequences]` words.

@@ -5,6 +5,7 @@
 //! warpgroup.
 use core::arch::asm;
 
+use crate::config::wgmma::CLUSTER_SIZE;
 use crate::params_wgmma::TensorMap;
 
 // ---- barriers and fences -----------------------------------------------------------------------
@@ -143,6 +144,42 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
     }
 }
 
+/// `mbarrier.arrive` at the barrier at the same address of block `rank` of the cluster, where `ok`. Default semantics (release, CTA scope), as
+/// [`mbarrier_arrive_if`]: it follows reads by the async proxy that have completed, and nothing that the cluster must see.
+///
+/// # Safety
+/// If `ok`, as [`mbarrier_arrive_if`] for that block, which has not exited.
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_at_if(ok: bool, barrier: u32, rank: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("{{ .reg .pred p; .reg .b32 t; setp.ne.u32 p, {ok}, 0; mapa.shared::cluster.u32 t, {a}, {r};",
+             "@p mbarrier.arrive.shared::cluster.b64 _, [t]; }}",
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, r = in(reg32) rank, options(nostack))
+    }
+}
+
+// ---- clusters ----------------------------------------------------------------------------------
+
+/// `%cluster_ctarank`: rank of the block in its cluster.
+#[inline(always)]
+pub fn cluster_rank() -> u32 {
+    let rank: u32;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {r}, %cluster_ctarank;", r = out(reg32) rank, options(pure, nomem, nostack)) };
+    rank
+}
+
+/// `barrier.cluster.arrive.release` and `barrier.cluster.wait.acquire`: all threads of all blocks of the cluster.
+///
+/// # Safety
+/// All threads of the cluster that have not exited come to as many of them.
+#[inline(always)]
+pub unsafe fn cluster_barrier() {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", options(nostack)) }
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------
 
 /// `prefetch.global.L1`: starts fetching the line at `p`. A load of it that comes soon after waits longer than without (H200).
@@ -168,6 +205,37 @@ pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3]
         asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}, {z}}}], [{b}];",
              d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
              z = in(reg32) coordinates[2], b = in(reg32) barrier, options(nostack))
+    }
+}
+
+/// [`tma_load_3d`] into the same place of every block of the cluster, where each one's barrier at the same address counts the bytes.
+///
+/// # Safety
+/// As [`tma_load_3d`], in each block; the cluster has `CLUSTER_SIZE` blocks, none of which has exited.
+#[inline(always)]
+pub unsafe fn tma_load_3d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+             "[{d}], [{m}, {{{x}, {y}, {z}}}], [{b}], {k};",
+             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
+             z = in(reg32) coordinates[2], b = in(reg32) barrier, k = in(reg16) (1u16 << CLUSTER_SIZE) - 1, options(nostack))
+    }
+}
+
+/// [`tma_load_3d_multicast`] for a 4-D map.
+///
+/// # Safety
+/// As [`tma_load_3d_multicast`], but for the rank.
+#[inline(always)]
+pub unsafe fn tma_load_4d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 4], barrier: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+             "[{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}], {k};",
+             d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
+             z = in(reg32) coordinates[2], w = in(reg32) coordinates[3], b = in(reg32) barrier,
+             k = in(reg16) (1u16 << CLUSTER_SIZE) - 1, options(nostack))
     }
 }
 

@@ -196,6 +196,11 @@ impl<'a> Body<'a, '_> {
     }
 
     /// Appends an operation of the statement at hand.
+    /// The statement before this one, if it made an instruction.
+    pub fn last(&self) -> Option<&Op> {
+        self.program.instructions.last().map(|instruction| &instruction.op)
+    }
+
     pub fn emit(&mut self, op: Op) {
         let (line, text) = (self.line as u32, self.text.clone());
         let collective = op.is_collective();
@@ -566,6 +571,7 @@ fn special_register(name: &str) -> Option<Special> {
         "%nctaid.x" => Special::Nctaid(0),
         "%nctaid.y" => Special::Nctaid(1),
         "%nctaid.z" => Special::Nctaid(2),
+        "%cluster_ctarank" => Special::ClusterRank,
         "%laneid" => Special::Lane,
         "%warpid" => Special::Warp,
         "%nwarpid" => Special::Warps,

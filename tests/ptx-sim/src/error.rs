@@ -110,6 +110,14 @@ pub enum Cause {
         /// What must hold.
         rule: &'static str,
     },
+    /// Shared memory of a block of the cluster that has exited.
+    #[error("shared address {address:#x} is of block {rank} of the cluster, which has exited")]
+    ExitedBlock {
+        /// The address.
+        address: u64,
+        /// The block's rank in its cluster.
+        rank: u32,
+    },
     /// What a TMA instruction names is not a tensor map of its rank.
     #[error("no tensor map of this rank at {address:#x}")]
     TensorMap {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use crate::error::{Cause, LaneFault, Space};
 use crate::number::{Bf16, F16, Narrow};
 use crate::op::{Address, FULL, MmaType, Predicate, Reg};
-use crate::shared::{Clocks, NOTHING, Who};
+use crate::shared::{Clocks, NOTHING, Who, in_block};
 use crate::tensor_map::{TensorMap, swizzle_128b};
 use crate::warp::{Environment, Warp};
 
@@ -30,8 +30,8 @@ pub(crate) enum Hopper {
     BulkLoad { destination: Address, source: Address, bytes: Reg, barrier: Address },
     /// `cp.async.bulk` from shared to global memory or, if it adds, `cp.reduce.async.bulk.add.f32`.
     BulkStore { adds: bool, destination: Address, source: Address, bytes: Reg },
-    /// `cp.async.bulk.tensor` from global to shared memory.
-    TensorLoad { destination: Address, map: Address, coordinates: Vec<Reg>, barrier: Address },
+    /// `cp.async.bulk.tensor` from global to shared memory: the block's own, or that of the blocks of a mask.
+    TensorLoad { destination: Address, map: Address, coordinates: Vec<Reg>, barrier: Address, blocks: Option<Reg> },
     /// `cp.async.bulk.tensor` from shared to global memory.
     TensorStore { map: Address, coordinates: Vec<Reg>, source: Address },
     /// `cp.async.bulk.wait_group 0`, reads or all.
@@ -137,6 +137,7 @@ impl Warp {
                 for lane in lanes {
                     let clocks = env.shared.publish(self.index);
                     let address = barriers[lane];
+                    env.shared.check_running(address).map_err(|cause| cause.on(lane))?;
                     let barrier = env.shared.mbarriers.get(address).map_err(|cause| cause.on(lane))?;
                     if barrier.pending == 0 {
                         let rule = "arrived at no more often than it expects in a phase";
@@ -178,21 +179,33 @@ impl Warp {
                     self.stores.push(IssuedStore { lane, adds: *adds, pieces });
                 }
             }
-            Hopper::TensorLoad { destination, map, coordinates, barrier } => {
+            Hopper::TensorLoad { destination, map, coordinates, barrier, blocks } => {
                 let (to, maps, barriers) = (self.addresses(destination), self.addresses(map), self.addresses(barrier));
+                let blocks = blocks.map(|blocks| self.words[blocks as usize]);
                 for lane in lanes {
                     let (bytes, pieces) = self
                         .tensor_pieces(env, maps[lane], to[lane], coordinates, lane)
                         .map_err(|cause| cause.on(lane))?;
                     let who = self.who_asynchronous();
+                    let blocks: Vec<Option<u32>> = match blocks {
+                        None => vec![None],
+                        Some(mask) => (0..16).filter(|rank| mask[lane] >> rank & 1 == 1).map(Some).collect(),
+                    };
+                    // An address in each of the blocks.
+                    let of = |address: u64, block: Option<u32>| {
+                        block.map_or(address, |rank| u64::from(in_block(address as u32, rank)))
+                    };
                     for (shared, global, valid) in pieces {
-                        env.read_part(global, valid)
-                            .and_then(|words| env.shared.write(who, shared, 16, &words))
-                            .map_err(|cause| cause.on(lane))?;
+                        let words = env.read_part(global, valid).map_err(|cause| cause.on(lane))?;
+                        for block in &blocks {
+                            env.shared.write(who, of(shared, *block), 16, &words).map_err(|cause| cause.on(lane))?;
+                        }
                     }
-                    let clocks = env.shared.publish(self.index);
-                    let barrier = env.shared.mbarriers.get(barriers[lane]).map_err(|cause| cause.on(lane))?;
-                    barrier.arrive(&clocks, 0, -i64::from(bytes));
+                    for block in blocks {
+                        let clocks = env.shared.publish(self.index);
+                        let barrier = env.shared.mbarriers.get(of(barriers[lane], block));
+                        barrier.map_err(|cause| cause.on(lane))?.arrive(&clocks, 0, -i64::from(bytes));
+                    }
                 }
             }
             Hopper::TensorStore { map, coordinates, source } => {
@@ -318,7 +331,7 @@ impl Warp {
         let mut rows = [[0f64; 16]; 16];
         match wgmma.a {
             Left::Shared(_, mn_major) => {
-                shared_operand::<N>(env, who, *a, mn_major, first_row, &mut rows)?;
+                shared_operand::<N>(env, who, self.own_block, *a, mn_major, first_row, &mut rows)?;
             }
             Left::Registers(registers) => {
                 for (i, register) in registers.into_iter().enumerate() {
@@ -333,7 +346,7 @@ impl Warp {
         }
         let columns = 2 * wgmma.d.len();
         let mut b_columns = vec![[0f64; 16]; columns];
-        shared_operand::<N>(env, who, *b, wgmma.b.1, 0, &mut b_columns)?;
+        shared_operand::<N>(env, who, self.own_block, *b, wgmma.b.1, 0, &mut b_columns)?;
         // Sums in the order of k, all rows of a column at once.
         let a_columns: [[f64; 16]; 16] = std::array::from_fn(|k| rows.map(|row| row[k]));
         for column in &mut b_columns {
@@ -358,17 +371,19 @@ impl Warp {
     }
 }
 
-/// Rows `first..` of the 16-deep operand that a descriptor with the 128-byte swizzle names, 16 bytes at a time.
+/// Rows `first..` of the 16-deep operand that a descriptor with the 128-byte swizzle names, 16 bytes at a time; descriptors hold the 18 low bits of
+/// an address, `own_block` is the rest.
 fn shared_operand<N: Narrow>(
     env: &mut Environment,
     who: Who,
+    own_block: u64,
     descriptor: u64,
     mn_major: bool,
     first: u32,
     rows: &mut [[f64; 16]],
 ) -> Result<(), LaneFault> {
     let field = |bit: u64| ((descriptor >> bit) & 0x3fff) << 4;
-    let (start, leading, stride) = (field(0), field(16), field(32));
+    let (start, leading, stride) = (own_block + field(0), field(16), field(32));
     if descriptor >> 62 != 1 {
         return Err(Cause::CollectiveOperand { operand: 1, rule: "a descriptor with the 128-byte swizzle" }.into());
     }

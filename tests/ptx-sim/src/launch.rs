@@ -1,4 +1,4 @@
-//! Launching an entry: blocks on the threads of the rayon pool, warps of a block in turns.
+//! Launching an entry: clusters (of one block, if the entry has none) on the threads of the rayon pool, warps of a cluster in turns.
 //!
 //! Blocks start in order of their index. Warps and blocks that run long give way to others, so that kernels whose blocks or warps wait
 //! for each other make progress, on one thread too.
@@ -11,7 +11,7 @@ use crate::error::{Cause, Fault, LaneFault};
 use crate::hopper::WARPGROUP_BARRIER;
 use crate::module::{Entry, Module};
 use crate::op::Special;
-use crate::shared::{Clocks, MAX_WARPS, NOTHING, SHARED_BASE, Shared};
+use crate::shared::{Clocks, MAX_WARPS, NOTHING, SHARED_BASE, Shared, in_block};
 use crate::warp::{Environment, Event, Warp};
 use crate::{Error, Memory};
 
@@ -28,9 +28,6 @@ const BEHIND: (u32, u64) = (1, 1 << 7);
 const LATE: (u64, u64) = (1 << 7, 64);
 /// Most shared memory of a block on any GPU of today, in bytes.
 const MAX_SHARED_BYTES: usize = 232_448;
-/// Named barriers of a block; then one for each of its warpgroups, see [`WARPGROUP_BARRIER`].
-const BARRIERS: usize = WARPGROUP_BARRIER as usize + MAX_WARPS / 4;
-
 /// What a launch checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -113,13 +110,17 @@ struct Barrier {
 
 const IDLE: Barrier = Barrier { expected: 0, arrived: 0, known: NOTHING };
 
-/// A block under way.
-struct Block {
+/// A cluster under way.
+struct Cluster {
+    /// Of its first block.
     index: u64,
+    /// Of its first block.
     place: [u32; 3],
+    /// Those of its first block, then those of the next one.
     warps: Vec<Warp>,
     states: Vec<State>,
-    barriers: [Barrier; BARRIERS],
+    /// The named barriers of each block, see [`WARPGROUP_BARRIER`]; one for each warpgroup; that of the cluster.
+    barriers: Vec<Barrier>,
     shared: Shared,
     stats: Stats,
     /// Rounds of turns that its warps had.
@@ -141,7 +142,7 @@ struct Launch<'a> {
 /// Work that is left.
 struct Queue {
     next_block: u64,
-    paused: VecDeque<Box<Block>>,
+    paused: VecDeque<Box<Cluster>>,
     stats: Stats,
     /// The fault of the lowest block that has one.
     fault: Option<(u64, Error)>,
@@ -150,17 +151,17 @@ struct Queue {
 /// What to run next.
 enum Work {
     Start(u64),
-    Resume(Box<Block>),
+    Resume(Box<Cluster>),
 }
 
 impl Queue {
-    /// A block of `blocks` that has not started or, if all have, one that paused.
-    fn next(&mut self, blocks: u64) -> Option<Work> {
+    /// The first block of a cluster that has not started or, if all `blocks` have, a cluster that paused.
+    fn next(&mut self, blocks: u64, cluster_size: u64) -> Option<Work> {
         if self.next_block == blocks {
             return self.paused.pop_front().map(Work::Resume);
         }
-        self.next_block += 1;
-        Some(Work::Start(self.next_block - 1))
+        self.next_block += cluster_size;
+        Some(Work::Start(self.next_block - cluster_size))
     }
 }
 
@@ -216,6 +217,14 @@ impl Module {
         if shared_bytes > most {
             return wrong("shared_bytes", shared_bytes as u64, format!("at most {most}"));
         }
+        let cluster_size = entry.cluster_size();
+        if !grid[0].is_multiple_of(cluster_size) {
+            return wrong("grid", grid[0].into(), format!("whole clusters of {cluster_size} blocks"));
+        }
+        if cluster_size > 1 && (cluster_size * threads / 32 > MAX_WARPS as u32 || entry.static_shared_bytes() > 0) {
+            let rule = "clusters of at most 32 warps in all, without static shared memory".to_string();
+            return wrong("block", threads.into(), rule);
+        }
         memory.begin_launch();
         Launch { module: self, entry, grid, threads, shared_bytes, params, memory, options }.run()
     }
@@ -255,40 +264,48 @@ impl Launch<'_> {
     fn work(&self, queue: &Mutex<Queue>, blocks: u64, stop: &AtomicBool) {
         let lock = || queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while !stop.load(Relaxed) {
-            let Some(work) = lock().next(blocks) else { return };
-            let mut block = match work {
-                Work::Start(index) => self.block(index),
-                Work::Resume(block) => *block,
+            let Some(work) = lock().next(blocks, u64::from(self.entry.cluster_size())) else { return };
+            let mut cluster = match work {
+                Work::Start(index) => self.cluster(index),
+                Work::Resume(cluster) => *cluster,
             };
-            match self.turn(&mut block) {
-                Ok(true) => lock().stats.add(&block.stats),
-                Ok(false) => lock().paused.push_back(Box::new(block)),
+            match self.turn(&mut cluster) {
+                Ok(true) => lock().stats.add(&cluster.stats),
+                Ok(false) => lock().paused.push_back(Box::new(cluster)),
                 Err(error) => {
                     stop.store(true, Relaxed);
                     let mut guard = lock();
-                    if guard.fault.as_ref().is_none_or(|(index, _)| *index > block.index) {
-                        guard.fault = Some((block.index, error));
+                    if guard.fault.as_ref().is_none_or(|(index, _)| *index > cluster.index) {
+                        guard.fault = Some((cluster.index, error));
                     }
                 }
             }
         }
     }
 
-    /// A block before its first instruction.
-    fn block(&self, index: u64) -> Block {
+    /// Warps of a block.
+    fn block_warps(&self) -> usize {
+        self.threads as usize / 32
+    }
+
+    /// A cluster before its first instruction; `index` is of its first block.
+    fn cluster(&self, index: u64) -> Cluster {
         let [x, y, _] = self.grid.map(u64::from);
         let place = [index % x, index / x % y, index / x / y].map(|i| i as u32);
         let program = &self.entry.program;
-        let warps = self.threads / 32;
+        let (warps, blocks) = (self.threads / 32, self.entry.cluster_size());
+        let all_warps = (warps * blocks) as usize;
         let static_bytes = self.entry.static_shared_bytes();
         let special = |warp: u32| {
             move |kind: Special, lane: u32| -> u64 {
+                let (rank, warp) = (warp / warps, warp % warps);
                 let below = (1u32 << lane) - 1;
                 let equal = 1u32 << lane;
                 (match kind {
                     Special::Tid => 32 * warp + lane,
                     Special::Ntid => self.threads,
-                    Special::Ctaid(axis) => place[axis],
+                    Special::Ctaid(axis) => place[axis] + if axis == 0 { rank } else { 0 },
+                    Special::ClusterRank => rank,
                     Special::Nctaid(axis) => self.grid[axis],
                     Special::Lane => lane,
                     Special::Warp => warp,
@@ -301,56 +318,58 @@ impl Launch<'_> {
                     Special::LaneMaskGt => !(below | equal),
                     Special::LaneMaskGe => !below,
                     Special::DynamicSharedBytes => self.shared_bytes as u32,
-                    Special::DynamicShared => SHARED_BASE as u32 + static_bytes as u32,
+                    Special::DynamicShared => in_block(SHARED_BASE as u32 + static_bytes as u32, rank),
                 }) as u64
             }
         };
         let Options { detect_races, detect_unwritten_shared, .. } = self.options;
         let bytes = static_bytes + self.shared_bytes;
-        Block {
+        let barriers = blocks as usize * WARPGROUP_BARRIER as usize + all_warps.div_ceil(4) + 1;
+        Cluster {
             index,
             place,
-            warps: (0..warps).map(|warp| Warp::new(program, warp as usize, special(warp))).collect(),
-            states: vec![State::Ready; warps as usize],
-            barriers: [IDLE; BARRIERS],
-            shared: Shared::new(bytes, detect_races, detect_unwritten_shared, warps as usize),
-            stats: Stats { blocks: 1, ..Stats::default() },
+            warps: (0..all_warps).map(|warp| Warp::new(program, warp, special(warp as u32))).collect(),
+            states: vec![State::Ready; all_warps],
+            barriers: vec![IDLE; barriers],
+            shared: Shared::new(bytes, blocks as usize, detect_races, detect_unwritten_shared, all_warps),
+            stats: Stats { blocks: u64::from(blocks), ..Stats::default() },
             rounds: 0,
         }
     }
 
-    /// Runs a block for a while. True if it is done.
-    fn turn(&self, block: &mut Block) -> Result<bool, Error> {
+    /// Runs a cluster for a while. True if it is done.
+    fn turn(&self, cluster: &mut Cluster) -> Result<bool, Error> {
+        let blocks = u64::from(self.entry.cluster_size());
         let (rounds, instructions) = match (self.options.ahead, self.options.late_warp) {
             (None, None) => (BLOCK_TURN, WARP_TURN),
             (None, Some(_)) => (BLOCK_TURN, LATE.0),
-            (Some(ahead), _) if ahead == block.index => AHEAD,
+            (Some(ahead), _) if ahead / blocks == cluster.index / blocks => AHEAD,
             (Some(_), _) => BEHIND,
         };
         for _ in 0..rounds {
             let (mut ran, mut used_up) = (false, false);
-            block.rounds += 1;
-            let is_late = |warp: usize| self.options.late_warp == Some(warp);
-            let has_turn = |warp: usize| block.states[warp] == State::Ready && !is_late(warp);
-            let late_has_turn = block.rounds.is_multiple_of(LATE.1) || !(0..block.warps.len()).any(has_turn);
-            for warp in 0..block.warps.len() {
-                if block.states[warp] == State::Ready && (late_has_turn || !is_late(warp)) {
+            cluster.rounds += 1;
+            let is_late = |warp: usize| self.options.late_warp == Some(warp % self.block_warps());
+            let has_turn = |warp: usize| cluster.states[warp] == State::Ready && !is_late(warp);
+            let late_has_turn = cluster.rounds.is_multiple_of(LATE.1) || !(0..cluster.warps.len()).any(has_turn);
+            for warp in 0..cluster.warps.len() {
+                if cluster.states[warp] == State::Ready && (late_has_turn || !is_late(warp)) {
                     ran = true;
-                    let before = block.stats.warp_instructions;
-                    self.turn_of_warp(block, warp, instructions)?;
-                    used_up |= block.stats.warp_instructions - before >= instructions;
+                    let before = cluster.stats.warp_instructions;
+                    self.turn_of_warp(cluster, warp, instructions)?;
+                    used_up |= cluster.stats.warp_instructions - before >= instructions;
                 }
             }
-            if block.states.iter().all(|state| *state == State::Exited) {
+            if cluster.states.iter().all(|state| *state == State::Exited) {
                 return Ok(true);
             }
             if !ran {
-                return Err(self.stuck(block));
+                return Err(self.stuck(cluster));
             }
-            if block.stats.warp_instructions > self.options.max_warp_instructions {
-                let limit = self.options.max_warp_instructions;
-                let warp = block.states.iter().position(|state| *state == State::Ready).unwrap_or(0);
-                return Err(self.fault(block, warp, block.warps[warp].pc(), Cause::TooLong { limit }.into()));
+            let limit = self.options.max_warp_instructions;
+            if cluster.stats.warp_instructions > limit * blocks {
+                let warp = cluster.states.iter().position(|state| *state == State::Ready).unwrap_or(0);
+                return Err(self.fault(cluster, warp, cluster.warps[warp].pc(), Cause::TooLong { limit }.into()));
             }
             if used_up && self.options.ahead.is_some() {
                 break;
@@ -359,60 +378,74 @@ impl Launch<'_> {
         Ok(false)
     }
 
-    fn turn_of_warp(&self, block: &mut Block, warp: usize, instructions: u64) -> Result<(), Error> {
+    fn turn_of_warp(&self, cluster: &mut Cluster, warp: usize, instructions: u64) -> Result<(), Error> {
         let mut env = Environment {
             program: &self.entry.program,
             memory: self.memory,
             constants: &self.module.constants,
             params: self.params,
-            shared: &mut block.shared,
-            stats: &mut block.stats,
+            shared: &mut cluster.shared,
+            stats: &mut cluster.stats,
         };
-        match block.warps[warp].run(&mut env, instructions) {
+        match cluster.warps[warp].run(&mut env, instructions) {
             Ok(Event::Paused) => {}
-            Ok(Event::Exited) => block.states[warp] = State::Exited,
+            Ok(Event::Exited) => {
+                cluster.states[warp] = State::Exited;
+                let rank = warp / self.block_warps();
+                let of_block = &cluster.states[rank * self.block_warps()..(rank + 1) * self.block_warps()];
+                if of_block.iter().all(|state| *state == State::Exited) {
+                    cluster.shared.exit(rank);
+                }
+            }
             Ok(Event::Barrier { id, threads, wait }) => {
-                let pc = block.warps[warp].pc() - 1;
-                let arrival = if id < WARPGROUP_BARRIER {
-                    self.arrive(block, warp, id, threads, wait)
+                let pc = cluster.warps[warp].pc() - 1;
+                let found = threads.unwrap_or(self.threads);
+                let possible = found > 0 && found.is_multiple_of(32) && found <= self.threads;
+                let arrival = if id < WARPGROUP_BARRIER && possible {
+                    let barrier = warp / self.block_warps() * WARPGROUP_BARRIER as usize + id as usize;
+                    self.arrive(cluster, warp, barrier, found, wait)
                 } else {
-                    Err(Cause::BarrierCount { barrier: id, found: threads.unwrap_or(0), expected: self.threads })
+                    Err(Cause::BarrierCount { barrier: id, found, expected: self.threads })
                 };
-                arrival.map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
+                arrival.map_err(|cause| self.fault(cluster, warp, pc, cause.into()))?;
             }
             Ok(Event::Warpgroup) => {
-                let pc = block.warps[warp].pc() - 1;
-                self.arrive(block, warp, WARPGROUP_BARRIER + warp as u32 / 4, Some(128), true)
-                    .map_err(|cause| self.fault(block, warp, pc, cause.into()))?;
+                let pc = cluster.warps[warp].pc() - 1;
+                let first = self.entry.cluster_size() * WARPGROUP_BARRIER;
+                self.arrive(cluster, warp, first as usize + warp / 4, 128, true)
+                    .map_err(|cause| self.fault(cluster, warp, pc, cause.into()))?;
             }
-            Err(fault) => return Err(self.fault(block, warp, block.warps[warp].pc(), fault)),
+            Ok(Event::ClusterBarrier) => {
+                let pc = cluster.warps[warp].pc() - 1;
+                let (last, threads) = (cluster.barriers.len() - 1, self.entry.cluster_size() * self.threads);
+                self.arrive(cluster, warp, last, threads, true)
+                    .map_err(|cause| self.fault(cluster, warp, pc, cause.into()))?;
+            }
+            Err(fault) => return Err(self.fault(cluster, warp, cluster.warps[warp].pc(), fault)),
         }
         Ok(())
     }
 
-    /// A warp comes to a barrier.
-    fn arrive(&self, block: &mut Block, warp: usize, id: u32, threads: Option<u32>, wait: bool) -> Result<(), Cause> {
-        let found = threads.unwrap_or(self.threads);
-        if id as usize >= BARRIERS || found == 0 || !found.is_multiple_of(32) || found > self.threads {
-            return Err(Cause::BarrierCount { barrier: id, found, expected: self.threads });
-        }
-        let barrier = &mut block.barriers[id as usize];
+    /// A warp comes to a barrier of the cluster's, of `found` threads.
+    fn arrive(&self, cluster: &mut Cluster, warp: usize, id: usize, found: u32, wait: bool) -> Result<(), Cause> {
+        let number = self.barrier_number(id);
+        let barrier = &mut cluster.barriers[id];
         if barrier.arrived > 0 && barrier.expected != found {
-            return Err(Cause::BarrierCount { barrier: id, found, expected: barrier.expected });
+            return Err(Cause::BarrierCount { barrier: number, found, expected: barrier.expected });
         }
         barrier.expected = found;
         barrier.arrived += 32;
-        let clocks = block.shared.publish(warp);
+        let clocks = cluster.shared.publish(warp);
         barrier.known.iter_mut().zip(&clocks).for_each(|(known, clock)| *known = (*known).max(*clock));
         if wait {
-            block.states[warp] = State::Waiting { barrier: id as usize, pc: block.warps[warp].pc() - 1 };
+            cluster.states[warp] = State::Waiting { barrier: id, pc: cluster.warps[warp].pc() - 1 };
         }
         if barrier.arrived == barrier.expected {
-            block.stats.barriers += 1;
-            for (warp, state) in block.states.iter_mut().enumerate() {
-                if matches!(state, State::Waiting { barrier, .. } if *barrier == id as usize) {
+            cluster.stats.barriers += 1;
+            for (warp, state) in cluster.states.iter_mut().enumerate() {
+                if matches!(state, State::Waiting { barrier, .. } if *barrier == id) {
                     *state = State::Ready;
-                    block.shared.learn(warp, &barrier.known);
+                    cluster.shared.learn(warp, &barrier.known);
                 }
             }
             *barrier = IDLE;
@@ -420,27 +453,33 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// The fault of a block whose warps all wait or have exited.
-    fn stuck(&self, block: &Block) -> Error {
-        let mut waiting = block.states.iter().enumerate().filter_map(|(warp, state)| match *state {
+    /// Number of a barrier in its block; those that have none follow the named ones.
+    fn barrier_number(&self, id: usize) -> u32 {
+        let named = (self.entry.cluster_size() * WARPGROUP_BARRIER) as usize;
+        if id < named { id as u32 % WARPGROUP_BARRIER } else { WARPGROUP_BARRIER + (id - named) as u32 }
+    }
+
+    /// The fault of a cluster whose warps all wait or have exited.
+    fn stuck(&self, cluster: &Cluster) -> Error {
+        let mut waiting = cluster.states.iter().enumerate().filter_map(|(warp, state)| match *state {
             State::Waiting { barrier, pc } => Some((warp, barrier, pc)),
             _ => None,
         });
         let (warp, barrier, pc) = waiting.next().unwrap_or_default();
-        let exited = block.states.iter().enumerate().filter(|(_, state)| **state == State::Exited);
+        let exited = cluster.states.iter().enumerate().filter(|(_, state)| **state == State::Exited);
         let exited = exited.fold(0, |mask, (warp, _)| mask | 1 << warp);
-        let Barrier { expected, arrived, .. } = block.barriers[barrier];
-        let cause = Cause::BarrierNeverCompletes { barrier: barrier as u32, expected, arrived, exited };
-        self.fault(block, warp, pc, cause.into())
+        let Barrier { expected, arrived, .. } = cluster.barriers[barrier];
+        let cause = Cause::BarrierNeverCompletes { barrier: self.barrier_number(barrier), expected, arrived, exited };
+        self.fault(cluster, warp, pc, cause.into())
     }
 
-    fn fault(&self, block: &Block, warp: usize, pc: u32, fault: LaneFault) -> Error {
+    fn fault(&self, cluster: &Cluster, warp: usize, pc: u32, fault: LaneFault) -> Error {
         let instruction = &self.entry.program.instructions[pc as usize];
         let text = &self.module.source[instruction.text.start as usize..instruction.text.end as usize];
         Error::Fault(Box::new(Fault {
             entry: self.entry.name().into(),
-            block: block.place,
-            warp: warp as u32,
+            block: [cluster.place[0] + (warp / self.block_warps()) as u32, cluster.place[1], cluster.place[2]],
+            warp: (warp % self.block_warps()) as u32,
             lane: fault.lane,
             line: instruction.line as usize,
             instruction: text.split_whitespace().collect::<Vec<_>>().join(" "),

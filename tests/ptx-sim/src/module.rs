@@ -20,11 +20,15 @@ pub struct Module {
     pub(crate) constants: Vec<u8>,
 }
 
+/// Most blocks of a cluster on every GPU.
+const MAX_CLUSTER_SIZE: u64 = 8;
+
 /// A kernel of a module.
 pub struct Entry {
     name: String,
     parameter_bytes: usize,
     max_threads: Option<u32>,
+    cluster_size: u32,
     static_shared_bytes: usize,
     pub(crate) program: Program,
 }
@@ -43,6 +47,11 @@ impl Entry {
     /// The most threads a block may have (`.maxntid`), if the entry says so.
     pub fn max_threads(&self) -> Option<u32> {
         self.max_threads
+    }
+
+    /// Blocks of a cluster, in x (`.reqnctapercluster`); 1: the entry has no clusters.
+    pub fn cluster_size(&self) -> u32 {
+        self.cluster_size
     }
 
     /// Bytes of statically sized shared memory, up to where dynamic shared memory starts.
@@ -301,6 +310,7 @@ fn entry(cursor: &mut Cursor, mut symbols: HashMap<String, Symbol>, mut shared: 
         }
     }
     let mut max_threads = None;
+    let mut cluster_size = 1;
     while !cursor.take("{") {
         let directive = cursor.next()?;
         let numbers: Result<Vec<u64>, Error> = std::iter::from_fn(|| {
@@ -314,7 +324,13 @@ fn entry(cursor: &mut Cursor, mut symbols: HashMap<String, Symbol>, mut shared: 
         .collect();
         match directive.text {
             ".maxntid" | ".reqntid" => max_threads = Some(numbers?.iter().product::<u64>() as u32),
-            ".minnctapersm" | ".maxnreg" | ".maxnctapersm" | ".noreturn" => _ = numbers?,
+            ".reqnctapercluster" => {
+                cluster_size = match numbers?[..] {
+                    [x, ..] if (1..=MAX_CLUSTER_SIZE).contains(&x) => x as u32,
+                    _ => return Err(cursor.fail("expected the blocks of a cluster, in x alone")),
+                };
+            }
+            ".explicitcluster" | ".minnctapersm" | ".maxnreg" | ".maxnctapersm" | ".noreturn" => _ = numbers?,
             ".pragma" => while cursor.next()?.text != ";" {},
             text => return Err(Error::Parse { line: directive.line, message: format!("unknown directive `{text}`") }),
         }
@@ -324,6 +340,7 @@ fn entry(cursor: &mut Cursor, mut symbols: HashMap<String, Symbol>, mut shared: 
         name,
         parameter_bytes: parameter_bytes as usize,
         max_threads,
+        cluster_size,
         static_shared_bytes: shared.dynamic_start(),
         program,
     })

@@ -363,6 +363,8 @@ pub(crate) enum Op {
         threads: Option<Reg>,
         wait: bool,
     },
+    /// `barrier.cluster.arrive` and `barrier.cluster.wait`, of all threads of all blocks of the cluster.
+    ClusterBarrier,
     Branch {
         target: u32,
     },
@@ -395,6 +397,7 @@ impl Op {
                 | Op::ActiveMask { .. }
                 | Op::WarpBarrier { .. }
                 | Op::BlockBarrier { .. }
+                | Op::ClusterBarrier
         )
     }
 }
@@ -418,6 +421,7 @@ pub(crate) enum Special {
     Ntid,
     Ctaid(usize),
     Nctaid(usize),
+    ClusterRank,
     Lane,
     Warp,
     Warps,

@@ -1,4 +1,4 @@
-//! A block's shared memory, and what its warps know of each other's accesses.
+//! The shared memory of the blocks of a cluster, and what their warps know of each other's accesses.
 //!
 //! Per word: which bytes were written, whether a `cp.async` into it is under way, and who read and wrote it last. Order between warps
 //! is a vector clock: every warp has a time, which barriers (and releases) advance; an access by warp `r` at its time `t` happened
@@ -20,8 +20,17 @@ use crate::hopper::Mbarriers;
 
 /// Shared addresses start here: the first KiB belongs to the system on recent GPUs, and a null address should fault.
 pub(crate) const SHARED_BASE: u64 = 1024;
-/// Most warps of a block.
+/// Bytes from the shared addresses of a block to those of the next one of its cluster. A descriptor's 18 bits are then the same in all.
+pub(crate) const BLOCK_BYTES: u64 = 1 << 18;
+/// Most warps of the blocks of a cluster.
 pub(crate) const MAX_WARPS: usize = 32;
+
+/// Shared address in block `rank` that corresponds to `address`, of whichever block (`mapa`).
+#[inline]
+pub(crate) fn in_block(address: u32, rank: u32) -> u32 {
+    let offset = u64::from(address).wrapping_sub(SHARED_BASE) % BLOCK_BYTES;
+    (SHARED_BASE + u64::from(rank) * BLOCK_BYTES + offset) as u32
+}
 
 /// What a warp knows of every warp's time, then what of it a `fence.proxy.async` has made known to asynchronous operations.
 pub(crate) type Clocks = [u32; 2 * MAX_WARPS];
@@ -60,12 +69,15 @@ struct History {
     read_time: u32,
 }
 
-/// Shared memory of one block.
+/// Shared memory of the blocks of a cluster.
 pub(crate) struct Shared {
     words: Vec<u32>,
     flags: Vec<u8>,
     history: Vec<History>,
+    /// Bytes of a block.
     bytes: u64,
+    /// Blocks that have exited.
+    exited: Vec<bool>,
     detect_races: bool,
     detect_unwritten: bool,
     time: u32,
@@ -80,19 +92,34 @@ fn join(into: &mut Clocks, from: &Clocks) {
 }
 
 impl Shared {
-    pub fn new(bytes: usize, detect_races: bool, detect_unwritten: bool, warps: usize) -> Self {
-        let words = bytes.div_ceil(4);
+    pub fn new(bytes: usize, blocks: usize, detect_races: bool, detect_unwritten: bool, warps: usize) -> Self {
+        let words = bytes.div_ceil(4) * blocks;
         Shared {
             words: vec![u32::MAX; words],
             flags: vec![0; words],
             history: vec![History::default(); if detect_races { words } else { 0 }],
             bytes: bytes as u64,
+            exited: vec![false; blocks],
             detect_races,
             detect_unwritten,
             time: 0,
             clocks: vec![NOTHING; warps],
             released: HashMap::new(),
             mbarriers: Mbarriers::default(),
+        }
+    }
+
+    /// All warps of block `rank` have exited.
+    pub fn exit(&mut self, rank: usize) {
+        self.exited[rank] = true;
+    }
+
+    /// Fails if the block that the address is of has exited.
+    pub fn check_running(&self, address: u64) -> Result<(), Cause> {
+        let rank = address.wrapping_sub(SHARED_BASE) / BLOCK_BYTES;
+        match self.exited.get(rank as usize) {
+            Some(true) => Err(Cause::ExitedBlock { address, rank: rank as u32 }),
+            _ => Ok(()),
         }
     }
 
@@ -140,15 +167,22 @@ impl Shared {
         if !address.is_multiple_of(bytes as u64) {
             return Err(Cause::Misaligned { space: Space::Shared, address, alignment: bytes });
         }
-        let offset = address.wrapping_sub(SHARED_BASE);
-        if offset >= self.bytes || self.bytes - offset < bytes as u64 {
+        let from_base = address.wrapping_sub(SHARED_BASE);
+        let (rank, offset) = ((from_base / BLOCK_BYTES) as usize, from_base % BLOCK_BYTES);
+        if rank >= self.exited.len() || offset >= self.bytes || self.bytes - offset < bytes as u64 {
             return Err(Cause::OutOfBounds { space: Space::Shared, address, bytes });
         }
-        Ok(offset as usize / 4)
+        self.check_running(address)?;
+        Ok(rank * self.block_words() + offset as usize / 4)
     }
 
-    fn address(word: usize) -> u64 {
-        SHARED_BASE + 4 * word as u64
+    fn block_words(&self) -> usize {
+        self.words.len() / self.exited.len()
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        let (rank, word) = (word / self.block_words(), word % self.block_words());
+        SHARED_BASE + rank as u64 * BLOCK_BYTES + 4 * word as u64
     }
 
     /// A warp of `mask` (not `warp`) whose access at `time` is not known to `warp`.
@@ -172,7 +206,7 @@ impl Shared {
         let fenced = &self.clocks[warp][MAX_WARPS..];
         match (0..MAX_WARPS).find(|&w| writers >> w & 1 == 1 && fenced[w] <= write_time) {
             Some(writer) if self.flags[word] & ASYNC_WRITE == 0 => {
-                Err(Cause::ProxyFence { address: Self::address(word), writer: writer as u32 })
+                Err(Cause::ProxyFence { address: self.address(word), writer: writer as u32 })
             }
             _ => Ok(()),
         }
@@ -184,7 +218,7 @@ impl Shared {
         if !(strong && self.flags[word] & STRONG_WRITE != 0)
             && let Some(other) = self.unordered(warp, writers, write_time)
         {
-            return Err(Cause::Race { address: Self::address(word), write: false, other, other_wrote: true });
+            return Err(Cause::Race { address: self.address(word), write: false, other, other_wrote: true });
         }
         if strong {
             return Ok(());
@@ -192,7 +226,7 @@ impl Shared {
         let now = self.clocks[warp][warp];
         let me = 1 << warp;
         if writers == me && write_time == now && writer_lane != lane && self.flags[word] & STRONG_WRITE == 0 {
-            return Err(Cause::LaneRace { address: Self::address(word), other: writer_lane });
+            return Err(Cause::LaneRace { address: self.address(word), other: writer_lane });
         }
         if asynchronous {
             self.check_proxy(warp, word)?;
@@ -215,7 +249,7 @@ impl Shared {
     fn note_write(&mut self, Who { warp, lane, strong, asynchronous }: Who, word: usize) -> Result<(), Cause> {
         let History { writers, write_time, readers, read_time, .. } = self.history[word];
         let strong_before = self.flags[word] & STRONG_WRITE != 0;
-        let address = Self::address(word);
+        let address = self.address(word);
         if let Some(other) = self.unordered(warp, readers, read_time) {
             return Err(Cause::Race { address, write: true, other, other_wrote: false });
         }
@@ -246,10 +280,10 @@ impl Shared {
         for word in word..word + bytes.div_ceil(4) as usize {
             let flags = self.flags[word];
             if flags & PENDING != 0 {
-                return Err(Cause::PendingCopy { address: Self::address(word) });
+                return Err(Cause::PendingCopy { address: self.address(word) });
             }
             if flags & need != need && self.detect_unwritten {
-                return Err(Cause::Unwritten { space: Space::Shared, address: Self::address(word) });
+                return Err(Cause::Unwritten { space: Space::Shared, address: self.address(word) });
             }
             if self.detect_races {
                 self.note_read(Who { strong: who.strong || bytes < 4, ..who }, word)?;
@@ -271,7 +305,7 @@ impl Shared {
         let set = if bytes < 4 { ((1u8 << bytes) - 1) << (address % 4) } else { WRITTEN };
         for word in word..word + bytes.div_ceil(4) as usize {
             if self.flags[word] & PENDING != 0 {
-                return Err(Cause::PendingCopy { address: Self::address(word) });
+                return Err(Cause::PendingCopy { address: self.address(word) });
             }
             if self.detect_races {
                 self.note_write(Who { strong: who.strong || bytes < 4, ..who }, word)?;

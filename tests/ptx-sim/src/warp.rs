@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::op::{
     Carry, Data, FULL, Longs, Op, Predicate, Program, Reg, Shuffle, ShuffleMode, Special, VoteMode, Words,
 };
-use crate::shared::Shared;
+use crate::shared::{BLOCK_BYTES, Shared};
 
 /// Lanes that are elsewhere than the running ones.
 struct Group {
@@ -37,6 +37,8 @@ pub(crate) struct Environment<'a> {
 pub(crate) enum Event {
     /// It came to a block barrier of `threads` threads (or of all), to wait there or not.
     Barrier { id: u32, threads: Option<u32>, wait: bool },
+    /// It came to a barrier of its cluster.
+    ClusterBarrier,
     /// It has finished wgmmas, and waits for the rest of its warpgroup.
     Warpgroup,
     /// All its lanes are done.
@@ -46,7 +48,10 @@ pub(crate) enum Event {
 }
 
 pub(crate) struct Warp {
+    /// Among the warps of the cluster.
     pub index: usize,
+    /// What its block's shared addresses have above those of the cluster's first block.
+    pub own_block: u64,
     pub words: Vec<Words>,
     pub longs: Vec<Longs>,
     predicates: Vec<u32>,
@@ -89,6 +94,7 @@ impl Warp {
         }
         Warp {
             index,
+            own_block: special(Special::ClusterRank, 0) * BLOCK_BYTES,
             words,
             longs,
             predicates,
@@ -275,6 +281,10 @@ impl Warp {
                     let threads = threads.map(|threads| self.uniform(threads, 1)).transpose()?;
                     self.pc += 1;
                     return Ok(Event::Barrier { id, threads, wait: *wait });
+                }
+                Op::ClusterBarrier if mask == FULL => {
+                    self.pc += 1;
+                    return Ok(Event::ClusterBarrier);
                 }
                 Op::Yield => {
                     self.pc += 1;
@@ -464,6 +474,7 @@ impl Warp {
             | Op::BranchIndexed { .. }
             | Op::Exit
             | Op::BlockBarrier { .. }
+            | Op::ClusterBarrier
             | Op::Yield
             | Op::Hopper(_) => {}
         }

@@ -1,5 +1,6 @@
 //! What the blocks of a launch do before its products, and when that makes the products' operands ready.
 
+use attn_backward_kernels::config::wgmma::CLUSTER_SIZE;
 use attn_backward_kernels::schedule::item::Item;
 
 use super::tiling::TileGroup;
@@ -9,7 +10,7 @@ use super::tiling::TileGroup;
 pub struct Lead {
     /// The items that each block's list begins with.
     pub lists: Vec<Vec<Item>>,
-    /// When each block has done them, in ns from the start.
+    /// When all blocks of each cluster have done them, in ns from the start: of blocks `CLUSTER_SIZE * i ..`.
     pub done_ns: Vec<u64>,
     /// The turn of each product: tiles of a lower turn come first in all lists. Missing: 0.
     pub turns: Vec<usize>,
@@ -19,10 +20,11 @@ pub struct Lead {
 
 impl Lead {
     /// Nothing: all operands are there when the launch begins.
-    pub fn none(num_blocks: usize) -> Lead {
+    pub fn none(num_sms: usize) -> Lead {
+        let clusters = num_sms / CLUSTER_SIZE as usize;
         Lead {
-            lists: vec![Vec::new(); num_blocks],
-            done_ns: vec![0; num_blocks],
+            lists: vec![Vec::new(); clusters * CLUSTER_SIZE as usize],
+            done_ns: vec![0; clusters],
             turns: Vec::new(),
             ready_ns: Vec::new(),
         }
@@ -43,7 +45,11 @@ impl Lead {
         match self.ready_ns.get(group.product).map_or(&[][..], Vec::as_slice) {
             [] => 0,
             [all] => *all,
-            row_blocks => row_blocks[group.row_block(tile)],
+            row_blocks => {
+                let first = group.row_block(tile) * CLUSTER_SIZE as usize;
+                let of_cluster = row_blocks[first..].iter().take(CLUSTER_SIZE as usize);
+                of_cluster.copied().max().unwrap_or(0)
+            }
         }
     }
 }

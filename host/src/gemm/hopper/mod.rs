@@ -7,7 +7,7 @@
 //! [`Lead`], see [`Item`]). Tensors, items and workspace start on
 //! 16-byte boundaries (items on 64).
 
-use attn_backward_kernels::config::wgmma::{SLOT_FLOATS, TILE_K, TILE_M};
+use attn_backward_kernels::config::wgmma::{CLUSTER_SIZE, SLOT_FLOATS, TILE_K, TILE_M};
 use attn_backward_kernels::params::{MAX_PRODUCTS, MAX_SEGMENTS, Major, OutputType};
 use attn_backward_kernels::params_wgmma::MAX_TENSOR_MAPS;
 use attn_backward_kernels::schedule::item::{Item, item_kind};
@@ -66,7 +66,6 @@ pub struct HopperPlan {
     accumulation: Accumulation,
     products: Vec<ProductShape>,
     tilings: Vec<Tiling>,
-    groups: Vec<TileGroup>,
     num_blocks: usize,
     items: Vec<Item>,
     workspace_floats: usize,
@@ -85,15 +84,17 @@ impl HopperPlan {
 
     /// As [`HopperPlan::new`], for a launch that first does what `lead` says on the blocks that it is for.
     pub fn after(accumulation: Accumulation, products: &[ProductShape], lead: &Lead, k_cuts: KCuts) -> Option<Self> {
-        let num_sms = lead.lists.len();
+        let num_clusters = lead.done_ns.len();
         let all = products.iter().all(|shape| supports(accumulation, shape));
         let supported = !products.is_empty() && products.len() <= MAX_PRODUCTS && all;
         let tiles = |p: &ProductShape| p.m.div_ceil(TILE_M as usize).saturating_mul(p.n.div_ceil(128));
         let tiles = products.iter().fold(0usize, |sum, p| sum.saturating_add(tiles(p)));
-        if !supported || num_sms == 0 || tiles > MAX_TILES {
+        let maps: usize = products.iter().map(|shape| num_tensor_maps(accumulation, shape)).sum();
+        let fits = tiles <= MAX_TILES && maps <= MAX_TENSOR_MAPS - LEAD_TENSOR_MAPS;
+        if !supported || num_clusters == 0 || !fits {
             return None;
         }
-        let tilings = search::search(accumulation, products, lead, MAX_TENSOR_MAPS - LEAD_TENSOR_MAPS, k_cuts)?;
+        let tilings = search::search(accumulation, products, lead, k_cuts);
         Some(Self::with_tilings(accumulation, products, tilings, lead))
     }
 
@@ -106,10 +107,10 @@ impl HopperPlan {
         let (parting, _) = schedule::best_parting(&groups, (&runs, num_items), lead, cost);
         let push = |block, item| lists.push(block, item);
         let times = schedule::play(&groups, (&runs, num_items), lead, parting, cost, push);
-        let num_sms = lead.lists.len();
+        let num_blocks = lead.lists.len();
         let Lists { lists, places, .. } = lists;
         let items_per_block = 1 + lists.iter().map(Vec::len).max().unwrap_or(0);
-        let mut items = vec![Item::END; num_sms * items_per_block];
+        let mut items = vec![Item::END; num_blocks * items_per_block];
         for (row, list) in items.chunks_exact_mut(items_per_block).zip(&lists) {
             row[..list.len()].copy_from_slice(list);
         }
@@ -117,8 +118,7 @@ impl HopperPlan {
             accumulation,
             products: products.to_vec(),
             tilings,
-            groups,
-            num_blocks: num_sms,
+            num_blocks,
             items,
             workspace_floats: places.slots * SLOT_FLOATS as usize,
             num_counters: places.counters,
@@ -183,17 +183,15 @@ impl HopperPlan {
         &self.tilings
     }
 
-    /// Every tensor map of the launch, in the order of `WgmmaParams::maps`: of each product A, C, then B for each tile width in use: segment
+    /// Every tensor map of the launch, in the order of `WgmmaParams::maps`: of each product A, C, then B: segment
     /// by segment, or both parts in one map. `operand` is the type of A and B; `pitches` has an entry for each product.
     pub fn tensor_maps(&self, operand: ElementType, pitches: &[Pitches]) -> Vec<TensorMapSpec> {
         let mut maps = Vec::new();
         for (product, (shape, pitches)) in self.products.iter().zip(pitches).enumerate() {
             maps.push(TensorMapSpec::a(self.accumulation, product, shape, operand, pitches));
             maps.push(TensorMapSpec::c(product, shape, pitches.c));
-            for width in widths_in_use(&self.groups, product) {
-                let of = |s| TensorMapSpec::b(self.accumulation, (product, s), shape, operand, pitches, width);
-                maps.extend((0..self.accumulation.num_b_maps(shape)).map(of));
-            }
+            let of = |s| TensorMapSpec::b(self.accumulation, (product, s), shape, operand, pitches);
+            maps.extend((0..self.accumulation.num_b_maps(shape)).map(of));
         }
         maps
     }
@@ -206,14 +204,6 @@ impl HopperPlan {
         };
         self.products.iter().map(of).sum()
     }
-}
-
-/// Widths of a product's tiles, wide ones first.
-fn widths_in_use(groups: &[TileGroup], product: usize) -> Vec<u32> {
-    let mut widths: Vec<u32> = groups.iter().filter(|g| g.product == product).map(|g| g.width).collect();
-    widths.sort_unstable_by_key(|width| std::cmp::Reverse(*width));
-    widths.dedup();
-    widths
 }
 
 /// Workspace slots and counters given out so far.
@@ -243,11 +233,9 @@ struct Lists {
 impl Lists {
     fn new(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup], lead: &Lead) -> Self {
         let mut places = Places::default();
-        let first_maps = first_maps(accumulation, products, groups);
+        let first_maps = first_maps(accumulation, products);
         let group_items = groups.iter().map(|group| {
             let shape = &products[group.product];
-            let widths = widths_in_use(groups, group.product);
-            let width_index = widths.iter().position(|w| *w == group.width).unwrap_or(0);
             let a_map = first_maps[group.product];
             let parts = group.split.parts();
             let common = Item {
@@ -257,29 +245,37 @@ impl Lists {
                 segment_k: shape.k.next_multiple_of(TILE_K as usize) as u32,
                 a_map: a_map as u32,
                 c_map: a_map as u32 + 1,
-                b_map: (a_map + 2 + width_index * accumulation.num_b_maps(shape)) as u32,
+                b_map: a_map as u32 + 2,
                 parts,
                 ..Item::END
             };
             let items =
                 GroupItems { common, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
             if parts > 0 {
-                places.slots += group.len() * slots_per_tile(&common);
-                places.counters += group.len();
+                places.slots += group.len() * CLUSTER_SIZE as usize * slots_per_tile(&common);
+                places.counters += group.len() * CLUSTER_SIZE as usize;
             }
             items
         });
         Lists { groups: group_items.collect(), lists: lead.lists.clone(), places }
     }
 
-    fn push(&mut self, block: usize, scheduled: Scheduled) {
+    /// Adds an item for each block of a cluster.
+    fn push(&mut self, cluster: usize, scheduled: Scheduled) {
+        for rank in 0..CLUSTER_SIZE as usize {
+            self.push_to_block(cluster, rank, scheduled);
+        }
+    }
+
+    fn push_to_block(&mut self, cluster: usize, rank: usize, scheduled: Scheduled) {
         let (group, tile) = match scheduled {
             Scheduled::Tile { run, tile } => (run.group, tile),
             Scheduled::Reduce { group, tile, .. } => (group, tile),
         };
         let group = &self.groups[group];
         let [m0, n0] = group.tiles[tile];
-        let mut item = Item { m0, n0, ..group.common };
+        let mut item = Item { m0: m0 + rank as u32 * TILE_M, n0, ..group.common };
+        let tile = CLUSTER_SIZE as usize * tile + rank;
         if item.parts > 0 {
             item.slot = (group.first_slot + tile * slots_per_tile(&group.common)) as u32;
             item.counter = (group.first_counter + tile) as u32;
@@ -300,7 +296,7 @@ impl Lists {
                 item.k_blocks = count;
             }
         }
-        self.lists[block].push(item);
+        self.lists[CLUSTER_SIZE as usize * cluster + rank].push(item);
     }
 }
 
@@ -310,16 +306,18 @@ fn slots_per_tile(item: &Item) -> usize {
 }
 
 /// Index of the first tensor map of each product.
-fn first_maps(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup]) -> Vec<usize> {
-    let mut next = 0;
-    let maps = products.iter().enumerate().map(|(product, shape)| {
-        let first = next;
-        next += 2 + widths_in_use(groups, product).len() * accumulation.num_b_maps(shape);
-        first
-    });
-    let maps = maps.collect();
-    debug_assert!(next <= MAX_TENSOR_MAPS);
-    maps
+fn first_maps(accumulation: Accumulation, products: &[ProductShape]) -> Vec<usize> {
+    let first = |next: &mut usize, shape| {
+        let first = *next;
+        *next += num_tensor_maps(accumulation, shape);
+        Some(first)
+    };
+    products.iter().scan(0, first).collect()
+}
+
+/// Tensor maps of a product: A, C and those of B.
+fn num_tensor_maps(accumulation: Accumulation, shape: &ProductShape) -> usize {
+    2 + accumulation.num_b_maps(shape)
 }
 
 impl fmt::Display for HopperPlan {

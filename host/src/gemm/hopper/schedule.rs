@@ -91,10 +91,10 @@ pub fn runs(groups: &[TileGroup], lead: &Lead, cost: impl Fn(&TileGroup) -> Cost
 }
 
 /// Work of all runs and of `lead` (without waits and reduce items), and the longest item.
-pub fn lower_bound_ns(runs: &[Run], lead: &Lead, blocks: usize) -> u64 {
+pub fn lower_bound_ns(runs: &[Run], lead: &Lead) -> u64 {
     let work: u64 = runs.iter().map(|run| run.ns * run.count as u64).sum();
     let longest = runs.iter().map(|run| run.ns).max().unwrap_or(0);
-    ((work + lead.done_ns.iter().sum::<u64>()) / blocks as u64).max(longest)
+    ((work + lead.done_ns.iter().sum::<u64>()) / lead.done_ns.len() as u64).max(longest)
 }
 
 /// How many of the blocks, the first ones, take parts. Choices: what the parts fill and these shares, in percent, of what whole tiles fill, if all work is spread
@@ -105,7 +105,7 @@ const SHARES_OF_WHOLE_TILES: [u64; 2] = [33, 100];
 /// The choices of how many blocks take parts, each once: at least one, and at least one does not. 0, all blocks take anything, if nothing waits, or behind a
 /// conversion.
 fn parting_blocks(groups: &[TileGroup], runs: &[Run], lead: &Lead) -> Vec<usize> {
-    let blocks = lead.lists.len();
+    let blocks = lead.done_ns.len();
     let of = |role: fn(Role) -> bool| runs.iter().filter(|r| role(r.role)).map(|r| r.ns * r.count as u64).sum::<u64>();
     let parts = of(|role| matches!(role, Role::Part(_)));
     let wholes = of(|role| role == Role::Whole);

@@ -3,8 +3,7 @@
 //! Products of equal shape are cut alike, as two halves that may differ. The effort is counted in items played, not in time, so
 //! the same shapes always get the same plan.
 
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M};
-use std::collections::BTreeSet;
+use attn_backward_kernels::config::wgmma::{CLUSTER_M, MAX_SPLITS};
 
 use super::Accumulation;
 use super::cost::Cost;
@@ -51,16 +50,14 @@ fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32
     tiling.widths[0] == widest && found == parts && (k_blocks / share).abs_diff(part_k_blocks) * 2 < step + 1
 }
 
-/// The best tilings found for `products` on the blocks (at least 1) of `lead`; `None` if all need more than `max_tensor_maps`.
+/// The best tilings found for `products` on the clusters (at least 1) of `lead`.
 pub fn search(
     accumulation: Accumulation,
     products: &[ProductShape],
     lead: &Lead,
-    max_tensor_maps: usize,
     k_cuts: KCuts,
-) -> Option<Vec<Tiling>> {
-    let num_sms = lead.done_ns.len();
-    let mut search = Search { accumulation, products, lead, max_tensor_maps, num_sms, k_cuts, played: 0 };
+) -> Vec<Tiling> {
+    let mut search = Search { accumulation, products, lead, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
     let units = units(accumulation, products);
@@ -99,7 +96,7 @@ pub fn search(
             best = Some(found);
         }
     }
-    best.map(|(_, tilings)| tilings)
+    best.map_or_else(|| led_by(widest), |(_, tilings)| tilings) // a start is always scored
 }
 
 /// The groups of all products.
@@ -108,32 +105,24 @@ pub fn groups(accumulation: Accumulation, products: &[ProductShape], tilings: &[
     tilings.flat_map(|(index, (shape, tiling))| tiling.groups(accumulation, index, shape)).collect()
 }
 
-/// Tensor maps that a choice needs.
-pub fn num_tensor_maps(accumulation: Accumulation, products: &[ProductShape], groups: &[TileGroup]) -> usize {
-    let used: BTreeSet<(usize, u32)> = groups.iter().map(|g| (g.product, g.width)).collect();
-    2 * products.len() + used.iter().map(|(product, _)| accumulation.num_b_maps(&products[*product])).sum::<usize>()
-}
-
 struct Search<'a> {
     accumulation: Accumulation,
     products: &'a [ProductShape],
     lead: &'a Lead,
-    max_tensor_maps: usize,
-    num_sms: usize,
     k_cuts: KCuts,
     played: usize,
 }
 
 impl Search<'_> {
-    /// Makespan of a choice; `None` if it is certainly not below `limit`, needs too many tensor maps, or the effort is spent.
+    /// Makespan of a choice; `None` if it is certainly not below `limit`, or the effort is spent.
     fn score(&mut self, tilings: &[Tiling], limit: u64) -> Option<u64> {
         let groups = groups(self.accumulation, self.products, tilings);
         let cost = |group: &TileGroup| Cost::of(self.accumulation, group.width, &self.products[group.product]);
         let (runs, items) = runs(&groups, self.lead, cost);
-        let hopeless = lower_bound_ns(&runs, self.lead, self.num_sms) >= limit;
+        let hopeless = lower_bound_ns(&runs, self.lead) >= limit;
         let most = if self.lead.converts() { MAX_ITEMS_PLAYED_CONVERTING } else { MAX_ITEMS_PLAYED };
         let spent = limit != u64::MAX && self.played + items > most;
-        if hopeless || spent || num_tensor_maps(self.accumulation, self.products, &groups) > self.max_tensor_maps {
+        if hopeless || spent {
             return None;
         }
         self.played += items;
@@ -181,14 +170,14 @@ impl Search<'_> {
         let all = if shape.n <= MAX_N_FOR_ALL_WIDTHS { all_widths(shape.n, allowed) } else { leads.clone() };
         let whole = |widths, narrow_row_blocks| Tiling { widths, split: KSplit::Whole, narrow_row_blocks };
         let mut options: Vec<Tiling> = all.into_iter().map(|widths| whole(widths, 0)).collect();
-        let row_blocks = shape.m.div_ceil(TILE_M as usize);
+        let row_blocks = shape.m.div_ceil(CLUSTER_M as usize);
         if shape.n.is_multiple_of(128) {
-            let tails = [2, 4, 8, 16, 32].into_iter().filter(|tail| 2 * tail <= row_blocks);
+            let tails = [1, 2, 4, 8, 16].into_iter().filter(|tail| 2 * tail <= row_blocks);
             options.extend(tails.map(|tail| whole(leads[0].clone(), tail)));
         }
         let k_blocks = self.accumulation.k_blocks(shape);
         for widths in leads.into_iter().filter(|_| self.k_cuts == KCuts::Allowed) {
-            if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.num_sms {
+            if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.lead.done_ns.len() {
                 let splits = splits(k_blocks).into_iter();
                 options.extend(splits.map(|split| Tiling { widths: widths.clone(), split, narrow_row_blocks: 0 }));
             }

@@ -106,16 +106,15 @@ impl TensorMapSpec {
         TensorMapSpec { product, role: TensorRole::A, element, dims, strides_bytes, box_dims }
     }
 
-    /// A segment of B, or both parts: `width` columns by 64 k a box.
+    /// A segment of B, or both parts: 64 columns by 64 k a box.
     pub(super) fn b(
         accumulation: Accumulation,
         (product, segment): (usize, usize),
         shape: &ProductShape,
         element: ElementType,
         pitches: &Pitches,
-        width: u32,
     ) -> Self {
-        let extents = mn_major(shape.n, shape.k, pitches.b * element.bytes(), width);
+        let extents = mn_major(shape.n, shape.k, pitches.b * element.bytes(), 64);
         let (dims, strides_bytes, box_dims) = match accumulation {
             Accumulation::Plain => extents,
             Accumulation::Promoted => two_parts(extents, pitches.b_part_bytes),

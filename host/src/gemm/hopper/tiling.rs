@@ -1,13 +1,13 @@
 //! How a product is cut into tiles, and its tiles into K ranges.
 
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, TILE_M, TILE_WIDTHS};
+use attn_backward_kernels::config::wgmma::{CLUSTER_M, MAX_SPLITS, TILE_WIDTHS};
 use std::fmt;
 
 use super::Accumulation;
 use crate::gemm::ProductShape;
 
 /// Row blocks whose tiles follow each other before the next column: their A stays in L2 while B goes by.
-const RASTER_ROWS: usize = 16;
+const RASTER_ROWS: usize = 8;
 
 /// How the k-blocks of a tile are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Tiling {
 
     /// The product's tiles by width.
     pub fn groups(&self, accumulation: Accumulation, product: usize, shape: &ProductShape) -> Vec<TileGroup> {
-        let row_blocks = shape.m.div_ceil(TILE_M as usize);
+        let row_blocks = shape.m.div_ceil(CLUSTER_M as usize);
         let narrow = self.narrow_row_blocks.min(row_blocks);
         let k_blocks = accumulation.k_blocks(shape);
         let mut groups = Vec::new();
@@ -154,7 +154,7 @@ impl TileGroup {
         for first in self.rows.clone().step_by(RASTER_ROWS) {
             for &n0 in &self.columns {
                 for row in first..(first + RASTER_ROWS).min(self.rows.end) {
-                    tiles.push([row as u32 * TILE_M, n0]);
+                    tiles.push([row as u32 * CLUSTER_M, n0]);
                 }
             }
         }
@@ -264,7 +264,7 @@ mod tests {
             let columns = (0..columns).map(|i| 256 * i).collect();
             let group = TileGroup { product: 0, width: 256, columns, rows, k_blocks: 1, split: KSplit::Whole };
             for (tile, [m0, _]) in group.tiles().into_iter().enumerate() {
-                assert_eq!(group.row_block(tile) as u32 * TILE_M, m0);
+                assert_eq!(group.row_block(tile) as u32 * CLUSTER_M, m0);
             }
         }
     }

@@ -12,16 +12,38 @@ use crate::schedule::item::{Item, item_kind};
 use crate::tile::descriptor::{descriptor, k16_step};
 use crate::tile::ring::Ring;
 
-/// Its place in the ring, and which thread of which warpgroup this is.
-pub(super) struct Consumer {
-    pub ring: Ring,
+/// Its place in the ring of the products (`CLUSTER`) or of the conversion, and which thread of which warpgroup this is.
+pub(super) struct Consumer<const CLUSTER: bool> {
+    pub ring: Ring<CLUSTER>,
     /// 0: rows 0..64 of a tile, 1: rows 64..128.
     pub warpgroup: u32,
     /// `0..128`.
     pub thread: u32,
 }
 
-impl Consumer {
+impl<const CLUSTER: bool> Consumer<CLUSTER> {
+    /// At the start of the ring; `thread` of the block, of a consumer warpgroup.
+    #[inline(always)]
+    pub fn new(thread: u32) -> Self {
+        Consumer { ring: Ring::new(), warpgroup: thread / 128 - 1, thread: thread % 128 }
+    }
+
+    /// Waits until all threads of the warpgroup have read the stage, gives it back and goes on.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup.
+    #[inline(always)]
+    pub(super) unsafe fn release_read_stage(&mut self) {
+        // SAFETY: the barrier orders the reads before the arrivals.
+        unsafe {
+            named_barrier(named_barrier::WARPGROUP + self.warpgroup, 128);
+            self.ring.unreleased().release(self.thread, true);
+        }
+        self.ring.advance();
+    }
+}
+
+impl Consumer<true> {
     /// A whole tile, a part or an owner, 2R columns wide.
     ///
     /// # Safety
@@ -115,7 +137,7 @@ impl Consumer {
     /// As [`Consumer::tile`]; `k_blocks > 0`.
     #[inline(always)]
     unsafe fn multiply<O: Operand, const A_MN: u32, const R: usize>(&mut self, acc: &mut [f32; R], k_blocks: u32) {
-        let leader = self.thread == 0;
+        let thread = self.thread;
         let ring = &mut self.ring;
         let mut previous = ring.unreleased();
         // SAFETY: the stage is full before it is read; a stage is released when the wgmma that read it have finished; the accumulators are
@@ -131,12 +153,12 @@ impl Consumer {
                 // One group stays in flight: the block before it is finished, its stage can be filled again. No branch on `i`: LLVM
                 // would peel the first round off, and ptxas (C7519) does not like the copies of accumulators that this makes.
                 wgmma_wait::<1>();
-                previous.release(leader & (i > 0));
+                previous.release(thread, i > 0);
                 previous = ring.unreleased();
                 ring.advance();
             }
             wgmma_wait::<0>();
-            previous.release(leader);
+            previous.release(thread, true);
             for x in acc.iter_mut() {
                 pin(x);
             }
@@ -154,7 +176,7 @@ impl Consumer {
         acc: &mut [f32; R],
         k_blocks: u32,
     ) {
-        let leader = self.thread == 0;
+        let thread = self.thread;
         let ring = &mut self.ring;
         let mut previous = ring.unreleased();
         // SAFETY: a stage is full before it is read; the first is released when its two groups of wgmma have finished, the second when the
@@ -170,7 +192,7 @@ impl Consumer {
                 wgmma_commit();
                 // All of the block before is finished. No branch on `i`, as in `multiply`.
                 wgmma_wait::<1>();
-                previous.release(leader & (i > 0));
+                previous.release(thread, i > 0);
                 ring.advance();
                 ring.wait_full();
                 let a_high = descriptor(ring.a() + self.warpgroup * CHUNK_BYTES);
@@ -184,29 +206,15 @@ impl Consumer {
                 wgmma_commit();
                 // Nothing in flight reads the first stage any more.
                 wgmma_wait::<1>();
-                first.release(leader);
+                first.release(thread, true);
                 ring.advance();
             }
             wgmma_wait::<0>();
-            previous.release(leader);
+            previous.release(thread, true);
             for x in acc.iter_mut() {
                 pin(x);
             }
         }
-    }
-
-    /// Waits until all threads of the warpgroup have read the stage, gives it back and goes on.
-    ///
-    /// # Safety
-    /// All threads of the warpgroup.
-    #[inline(always)]
-    pub(super) unsafe fn release_read_stage(&mut self) {
-        // SAFETY: the barrier orders the reads before the leader's arrival.
-        unsafe {
-            named_barrier(named_barrier::WARPGROUP + self.warpgroup, 128);
-            self.ring.unreleased().release(self.thread == 0);
-        }
-        self.ring.advance();
     }
 
     /// Owner: adds the parts in order, 64 columns a stage, `[warpgroup][8 groups]`.

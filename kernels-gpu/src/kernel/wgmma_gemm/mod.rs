@@ -46,11 +46,11 @@ use cuda_std::{kernel, thread};
 use crate::config::wgmma as config;
 use crate::params_wgmma::{Conversion, Rider, WgmmaParams};
 use crate::ptx::hopper::{
-    bulk_wait_read_if, ctaid_again, named_barrier, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc, wait_for_launch_before,
+    bulk_wait_read_if, cluster_barrier, ctaid_again, fence_mbarrier_init, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc, wait_for_launch_before,
 };
 use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
-use crate::tile::ring::Ring;
+use crate::tile::ring::{Converted, Ring};
 
 mod consumer;
 mod convert;
@@ -93,7 +93,7 @@ trait Entry {
 }
 
 /// `bar.sync` instructions of an entry whose output chunks have `chunk_columns` columns: for each tile width, two a round
-/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items, the publisher, and two at the start.
+/// of the epilogue, one where a part is parked and one a stage of an added part; and one each in reduce items and the publisher.
 const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32 {
     let mut tiles = 0;
     let mut i = 0;
@@ -104,7 +104,7 @@ const fn num_barriers(chunk_columns: u32, widths: &[u32], converts: bool) -> u32
     }
     // The conversion: two for the guesses, one a token of either sequence, one a stage of weights, of weights again, and of scale items (which are
     // there for both), one an item, the publisher's.
-    tiles + 4 + if converts { 10 } else { 0 }
+    tiles + 2 + if converts { 10 } else { 0 }
 }
 
 /// Widths of the tiles that an entry takes.
@@ -191,24 +191,28 @@ unsafe fn list<E: Entry>() -> *const Item {
 /// As the entries.
 #[inline(always)]
 unsafe fn run<E: Entry>() {
-    let ring = Ring::new();
     let t = thread::thread_idx_x();
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
     // warp. All threads of the block meet at one barrier, in either branch.
     unsafe {
         // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
         if (if E::CONVERTS { tid_again() } else { t }) == 0 {
-            ring.init(2);
+            Ring::<true>::new().init();
+            if E::CONVERTS {
+                Ring::<false>::new().init();
+                Converted::new().init();
+            }
+            fence_mbarrier_init();
         }
         if t / 128 == 0 {
             setmaxnreg_dec::<{ config::PRODUCER_REGISTERS }>();
             let first = *list::<E>();
-            named_barrier(config::named_barrier::BLOCK, config::THREADS);
+            cluster_barrier();
             if !E::CONVERTS {
                 wait_for_launch_before();
             }
             if t == 0 {
-                producer::produce_list::<E>(ring, first);
+                producer::produce_list::<E>(first);
             } else if t >= 64 {
                 parts::publish_list::<E>(t / 32 - 2, t % 32);
             } else if t >= 32 && !E::CONVERTS {
@@ -217,16 +221,14 @@ unsafe fn run<E: Entry>() {
         } else {
             setmaxnreg_inc::<{ config::CONSUMER_REGISTERS }>();
             let first = *list::<E>();
-            named_barrier(config::named_barrier::BLOCK, config::THREADS);
+            cluster_barrier();
             if !E::CONVERTS {
                 wait_for_launch_before();
             }
-            let mut consumer = Consumer { ring, warpgroup: t / 128 - 1, thread: t % 128 };
-            if E::CONVERTS {
-                consumer.guess_exponents::<E>();
-            }
-            consume_list::<E>(&mut consumer, first);
+            consume_list::<E>(t, first);
         }
+        // Shared memory must outlive what the other blocks of the cluster do to it.
+        cluster_barrier();
     }
 }
 
@@ -235,16 +237,19 @@ unsafe fn run<E: Entry>() {
 /// # Safety
 /// As [`run`]; all threads of the warpgroup.
 #[inline(always)]
-unsafe fn consume_list<E: Entry>(consumer: &mut Consumer, mut item: Item) {
+unsafe fn consume_list<E: Entry>(thread: u32, mut item: Item) {
     // SAFETY: lists end with an item of 0 k-blocks; the item is the same for the whole warpgroup, so all of it takes the same arm.
     unsafe {
         let mut next = list::<E>();
+        if E::CONVERTS {
+            next = Consumer::<false>::new(thread).convert_all::<E>(item);
+            item = *next;
+        }
+        let mut consumer = Consumer::<true>::new(thread);
         while item.k_blocks != 0 {
             next = next.add(1);
             prefetch_l1(next);
-            if E::CONVERTS && item.kind >= item_kind::WEIGHTS {
-                consumer.convert::<E>(&item);
-            } else if item.kind == item_kind::REDUCE {
+            if item.kind == item_kind::REDUCE {
                 consumer.reduce::<E>(&item);
             } else {
                 match item.width {

@@ -141,7 +141,7 @@ pub(super) fn scale_group<E: Entry>(group: &mut [f32], exponents: [i32; 2]) {
 /// All threads of the warpgroup; `c_map` is the encoded map of C.
 #[inline(always)]
 pub(super) unsafe fn store<O: Output, const R: usize>(
-    ring: &Ring,
+    ring: &Ring<true>,
     c_map: *const TensorMap,
     acc: &[f32; R],
     [m0, n0]: [u32; 2],

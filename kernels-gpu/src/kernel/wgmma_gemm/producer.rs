@@ -5,13 +5,15 @@
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
 use super::{Entry, convert, list};
-use crate::config::wgmma::{CHUNK_BYTES, GROUP_BYTES, TILE_K, TILE_M, groups_per_stage};
+use crate::config::wgmma::{CHUNK_BYTES, CLUSTER_SIZE, GROUP_BYTES, TILE_K, TILE_M, groups_per_stage};
 use crate::params::Major;
 use crate::params_wgmma::{TensorMap, WgmmaProduct};
-use crate::ptx::hopper::{bulk_load, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_4d};
+use crate::ptx::hopper::{
+    bulk_load, cluster_rank, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_3d_multicast, tma_load_4d, tma_load_4d_multicast,
+};
 use crate::ptx::memory::ldg32_or;
 use crate::schedule::item::{Item, item_kind};
-use crate::tile::ring::Ring;
+use crate::tile::ring::{Converted, Ring};
 
 /// What a limited k has no limit as.
 const NO_LIMIT: u32 = u32::MAX;
@@ -23,11 +25,22 @@ const OUTSIDE: u32 = 1 << 30;
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
 #[inline(always)]
-pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, mut item: Item) {
+pub(super) unsafe fn produce_list<E: Entry>(mut item: Item) {
     // SAFETY: lists end with an item of 0 k-blocks; the consumers take the same items, so every stage is consumed.
     unsafe {
         let mut next = list::<E>();
         let loaded_limit = load_k_limit::<E>();
+        if E::CONVERTS {
+            let mut ring = Ring::<false>::new();
+            while item.kind >= item_kind::WEIGHTS {
+                next = next.add(1);
+                prefetch_l1(next);
+                ring.load_rows::<E>(&item);
+                item = *next;
+            }
+            Converted::new().wait();
+        }
+        let mut ring = Ring::<true>::new();
         while item.k_blocks != 0 {
             next = next.add(1);
             prefetch_l1(next);
@@ -42,12 +55,9 @@ pub(super) unsafe fn produce_list<E: Entry>(mut ring: Ring, mut item: Item) {
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce_item<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, next: *const Item) {
+unsafe fn produce_item<E: Entry>(ring: &mut Ring<true>, item: &Item, loaded_limit: u32, next: *const Item) {
     // SAFETY: as the caller promises.
     unsafe {
-        if E::CONVERTS && item.kind >= item_kind::WEIGHTS {
-            return ring.load_rows::<E>(item);
-        }
         if item.kind == item_kind::REDUCE {
             return produce_reduce::<E>(ring, item);
         }
@@ -122,7 +132,7 @@ unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, next: *const Item, first: u32, end: u32) {
+unsafe fn produce<E: Entry>(ring: &mut Ring<true>, item: &Item, loaded_limit: u32, next: *const Item, first: u32, end: u32) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };
@@ -143,12 +153,19 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, nex
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
         let (mut b_k, mut b_map) = b_segment::<E>(item, first);
+        let (rank, chunks, first_chunk) = (cluster_rank(), item.width / 64, item.n0 / 64);
         for _ in first..whole {
             ring.acquire(bytes);
             // 3-D coordinates: K-major (k, m, 0), MN-major (0, k, m / 64).
             let a = if a_mn_major { [0, k, item.m0 / 64] } else { [k, item.m0, 0] };
             tma_load_3d(ring.a(), a_map, a, ring.full());
-            tma_load_3d(ring.b(), b_map, [0, b_k, item.n0 / 64], ring.full());
+            // Every second chunk, for both blocks.
+            let mut chunk = rank;
+            while chunk < chunks {
+                let to = ring.b() + chunk * CHUNK_BYTES;
+                tma_load_3d_multicast(to, b_map, [0, b_k, first_chunk + chunk], ring.full());
+                chunk += CLUSTER_SIZE;
+            }
             ring.advance();
             k += TILE_K;
             b_k += TILE_K;
@@ -170,12 +187,12 @@ unsafe fn produce<E: Entry>(ring: &mut Ring, item: &Item, loaded_limit: u32, nex
 /// # Safety
 /// As [`produce_list`], into a stage that was acquired for both operands.
 #[inline(always)]
-unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
+unsafe fn load_limited<E: Entry>(ring: &Ring<true>, item: *const Item, block: u32) {
     // SAFETY: as the caller promises.
     let (k, limit) = unsafe { ((*item).k0 + block * TILE_K, limit_of::<E>(load_k_limit::<E>())) };
     let is_cut = k < limit;
     let at = if is_cut { k } else { OUTSIDE };
-    let load = |to: u32, map: u32, boundary: *const u8, first: u32, columns: u32| {
+    let load = |to: u32, map: u32, box_chunks: u32, boundary: *const u8, first: u32, columns: u32| {
         let chunk = first / 64;
         // SAFETY: the map is in use; a boundary has a tile for each 64 columns of the operand.
         unsafe {
@@ -184,15 +201,20 @@ unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
                 bulk_load(to, from.cast(), columns / 64 * CHUNK_BYTES, ring.full());
             } else {
                 let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
-                tma_load_3d(to, maps.add(map as usize), [0, at, chunk], ring.full());
+                let map = maps.add(map as usize);
+                let mut done = 0;
+                while done < columns / 64 {
+                    tma_load_3d(to + done * CHUNK_BYTES, map, [0, at, chunk + done], ring.full());
+                    done += box_chunks;
+                }
             }
         }
     };
     // SAFETY: the item's product.
     unsafe {
         let product = || (&raw const (*E::params()).products).cast::<WgmmaProduct>().add((*item).product as usize);
-        load(ring.a(), (*item).a_map, (*product()).a_boundary, (*item).m0, TILE_M);
-        load(ring.b(), (*item).b_map, (*product()).b_boundary, (*item).n0, (*item).width);
+        load(ring.a(), (*item).a_map, TILE_M / 64, (*product()).a_boundary, (*item).m0, TILE_M);
+        load(ring.b(), (*item).b_map, 1, (*product()).b_boundary, (*item).n0, (*item).width);
     }
 }
 
@@ -201,7 +223,7 @@ unsafe fn load_limited<E: Entry>(ring: &Ring, item: *const Item, block: u32) {
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce_parts<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end: u32) {
+unsafe fn produce_parts<E: Entry>(ring: &mut Ring<true>, item: &Item, first: u32, end: u32) {
     let bytes = (TILE_M + item.width) * TILE_K * 2;
     let a_mn_major = item.a_major == Major::Mn as u32;
     let mut k = item.k0 + first * TILE_K;
@@ -210,6 +232,7 @@ unsafe fn produce_parts<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end:
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
         let b_map = maps.add(item.b_map as usize);
+        let (rank, chunks, first_chunk) = (cluster_rank(), item.width / 64, item.n0 / 64);
         for stage in 2 * first..2 * end {
             ring.acquire(bytes);
             let b_part = stage % 2; // 0: high, 1: low
@@ -217,7 +240,12 @@ unsafe fn produce_parts<E: Entry>(ring: &mut Ring, item: &Item, first: u32, end:
             // 4-D coordinates: K-major (k, mn, 0, part), MN-major (0, k, mn / 64, part).
             let a = if a_mn_major { [0, k, item.m0 / 64, a_part] } else { [k, item.m0, 0, a_part] };
             tma_load_4d(ring.a(), a_map, a, ring.full());
-            tma_load_4d(ring.b(), b_map, [0, k, item.n0 / 64, b_part], ring.full());
+            let mut chunk = rank;
+            while chunk < chunks {
+                let to = ring.b() + chunk * CHUNK_BYTES;
+                tma_load_4d_multicast(to, b_map, [0, k, first_chunk + chunk, b_part], ring.full());
+                chunk += CLUSTER_SIZE;
+            }
             ring.advance();
             k += b_part * TILE_K;
         }
@@ -243,7 +271,7 @@ unsafe fn wait_for_parts<E: Entry>(item: &Item) {
 /// # Safety
 /// As [`produce_list`], after [`wait_for_parts`].
 #[inline(always)]
-unsafe fn produce_parts_to_add<E: Entry>(ring: &mut Ring, item: &Item) {
+unsafe fn produce_parts_to_add<E: Entry>(ring: &mut Ring<true>, item: &Item) {
     const GROUPS: usize = 8;
     // SAFETY: the parts of both warpgroups have arrived; a stage holds 2 x 8 groups.
     unsafe {
@@ -268,7 +296,7 @@ unsafe fn produce_parts_to_add<E: Entry>(ring: &mut Ring, item: &Item) {
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce_reduce<E: Entry>(ring: &mut Ring, item: &Item) {
+unsafe fn produce_reduce<E: Entry>(ring: &mut Ring<true>, item: &Item) {
     let step = groups_per_stage(item.parts);
     // SAFETY: all parts have arrived; a stage holds the groups of all of them (config.rs).
     unsafe {

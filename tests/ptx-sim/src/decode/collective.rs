@@ -41,6 +41,9 @@ fn barrier<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>, sync: bool) -> Re
         body.emit(Op::WarpBarrier { members });
         return Ok(());
     }
+    if st.take("cluster") {
+        return cluster_barrier(body, st);
+    }
     st.take("cta");
     if !sync && !st.take("arrive") {
         return Err(unknown(body, &st));
@@ -51,6 +54,19 @@ fn barrier<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>, sync: bool) -> Re
     let threads = if counted { Some(body.word(&st.operands[1])?) } else { None };
     body.emit(Op::BlockBarrier { id, threads, wait: sync });
     Ok(())
+}
+
+/// An arrival with the wait right behind it.
+fn cluster_barrier<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {
+    if st.take("arrive") && st.take("release") {
+        done(body, &st, 0)?;
+        body.emit(Op::ClusterBarrier);
+        return Ok(());
+    }
+    if st.take("wait") && st.take("acquire") && matches!(body.last(), Some(Op::ClusterBarrier)) {
+        return done(body, &st, 0);
+    }
+    Err(unknown(body, &st))
 }
 
 fn shuffle<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> Result<(), Error> {

@@ -1,10 +1,11 @@
 //! Hopper's instructions: mbarriers, bulk copies, wgmma.
 
-use super::{done, unknown};
+use super::{done, each2, lanes, unknown, word2};
 use crate::Error;
 use crate::body::{Body, Operand, Statement, integer};
 use crate::hopper::{Hopper, Left, Wgmma};
-use crate::op::{Address, MmaType, Op, Reg};
+use crate::op::{Address, MmaType, Op, Reg, Words};
+use crate::shared::in_block;
 
 /// Decodes one of the instructions that [`super::statement`] sends here.
 pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(), Error> {
@@ -12,6 +13,13 @@ pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(
         ("setmaxnreg", ["inc" | "dec", "sync", "aligned", "u32"]) => None,
         // Launches run one after the other here.
         ("griddepcontrol", ["launch_dependents" | "wait"]) => None,
+        ("mapa", ["shared::cluster", "u32"]) => {
+            operands(body, &st, 3)?;
+            let (a, rank) = (body.word(&st.operands[1])?, body.word(&st.operands[2])?);
+            let d = body.word_destination(&st.operands[0])?;
+            body.emit(Op::Word2 { f: word2!(|a, rank| in_block(a, rank)), d, a, b: rank });
+            return Ok(());
+        }
         ("mbarrier", _) => Some(mbarrier(body, &st)?),
         ("cp", _) => bulk_copy(body, &st)?,
         ("wgmma", ["fence", "sync", "aligned"]) => None,
@@ -51,7 +59,7 @@ fn mbarrier<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Hopper, E
             operands(body, st, 2)?;
             Hopper::Init { barrier: body.address(&of[0])?, count: body.word(&of[1])? }
         }
-        ["arrive", "shared::cta", "b64"] => {
+        ["arrive", "shared::cta" | "shared::cluster", "b64"] => {
             operands(body, st, 2)?;
             Hopper::Arrive { barrier: body.address(&of[1])?, bytes: None }
         }
@@ -100,7 +108,23 @@ fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<H
         ] if hints.is_empty() || hints == ["L2::cache_hint"] => {
             operands(body, st, 3 + hints.len())?;
             let (map, coordinates) = tensor(body, &of[1])?;
-            Hopper::TensorLoad { destination: body.address(&of[0])?, map, coordinates, barrier: body.address(&of[2])? }
+            let (destination, barrier) = (body.address(&of[0])?, body.address(&of[2])?);
+            Hopper::TensorLoad { destination, map, coordinates, barrier, blocks: None }
+        }
+        [
+            "async",
+            "bulk",
+            "tensor",
+            "2d" | "3d" | "4d",
+            "shared::cluster",
+            "global",
+            "mbarrier::complete_tx::bytes",
+            "multicast::cluster",
+        ] => {
+            operands(body, st, 4)?;
+            let (map, coordinates) = tensor(body, &of[1])?;
+            let (destination, barrier) = (body.address(&of[0])?, body.address(&of[2])?);
+            Hopper::TensorLoad { destination, map, coordinates, barrier, blocks: Some(body.word(&of[3])?) }
         }
         ["async", "bulk", "tensor", "2d", "global", "shared::cta", "bulk_group"] => {
             operands(body, st, 2)?;

@@ -71,7 +71,7 @@ pub(crate) fn statement<'a>(body: &mut Body<'a, '_>, mut st: Statement<'a>) -> R
         "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "shf" | "bfe" | "bfi" | "bfind" | "popc" | "clz"
         | "brev" | "prmt" | "lop3" | "setp" | "selp" | "slct" | "testp" => logic::decode(body, st),
         "mov" | "cvt" | "cvta" | "isspacep" => movement::decode(body, st),
-        "mbarrier" | "wgmma" | "setmaxnreg" | "griddepcontrol" => hopper::decode(body, st),
+        "mapa" | "mbarrier" | "wgmma" | "setmaxnreg" | "griddepcontrol" => hopper::decode(body, st),
         "cp" if st.modifiers.contains(&"bulk") => hopper::decode(body, st),
         "fence" if matches!(st.modifiers.first(), Some(&("proxy" | "mbarrier_init"))) => hopper::fence(body, st),
         "ld" | "st" | "ldu" | "atom" | "red" | "cp" | "membar" | "fence" => memory::decode(body, st),

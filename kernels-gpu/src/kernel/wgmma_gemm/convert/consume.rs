@@ -6,15 +6,16 @@ use super::{Matrix, Sequence, conversion, guess_holds, row_block};
 use crate::config::cross_convert::{SAMPLES, maxima};
 use crate::config::wgmma::converting::{CROSS_HIDDEN_SIZE, HIDDEN_SIZE, KV_OUT_DIM, Q_OUT_DIM, ROUND_ROWS};
 use crate::config::wgmma::{EXCHANGE_BYTES, EXCHANGE_OFFSET, GUESS_OFFSET, named_barrier, ready};
-use crate::kernel::wgmma_gemm::Entry;
+use crate::kernel::wgmma_gemm::{Entry, list};
 use crate::kernel::wgmma_gemm::consumer::Consumer;
 use crate::params_wgmma::Conversion;
-use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, red_add_release_if, red_max_s32_if, shfl_from};
+use crate::ptx::hopper::{ld_relaxed_s32, named_barrier, prefetch_l1, red_add_release_if, red_max_s32_if, shfl_from};
 use crate::ptx::memory::{ldg128_l2_or_zero, lds32, lds128, stg32_if, sts32_if};
 use crate::ptx::sync::redux_max;
 use crate::scale;
 use crate::schedule::convert::{first_slot, rows_of};
 use crate::schedule::item::{Item, item_kind, matrix};
+use crate::tile::ring::Converted;
 use cuda_std::shared;
 
 /// Pieces that a thread has under way at once where rows are streamed.
@@ -57,13 +58,34 @@ unsafe fn stage_pieces(base: u32, first: u32, step: u32) -> [[f32; 4]; AT_ONCE] 
     from_fn(|i| unsafe { lds128(base + (first + i as u32 * step) * 16) }.map(f32::from_bits))
 }
 
-impl Consumer {
+impl Consumer<false> {
+    /// All conversion items of a list, whose first one is `item`; the first item behind them.
+    ///
+    /// # Safety
+    /// All threads of the warpgroup, with the producer at the same item; the entry converts.
+    #[inline(always)]
+    pub(in crate::kernel::wgmma_gemm) unsafe fn convert_all<E: Entry>(&mut self, mut item: Item) -> *const Item {
+        // SAFETY: as the caller promises; behind the last item's barrier no thread of the warpgroup reads a stage any more.
+        unsafe {
+            self.guess_exponents::<E>();
+            let mut next = list::<E>();
+            while item.kind >= item_kind::WEIGHTS {
+                next = next.add(1);
+                prefetch_l1(next);
+                self.convert::<E>(&item);
+                item = *next;
+            }
+            Converted::new().arrive(self.thread);
+            next
+        }
+    }
+
     /// A conversion item.
     ///
     /// # Safety
     /// All threads of the warpgroup, with the producer at the same item; the entry converts.
     #[inline(always)]
-    pub(in crate::kernel::wgmma_gemm) unsafe fn convert<E: Entry>(&mut self, item: &Item) {
+    unsafe fn convert<E: Entry>(&mut self, item: &Item) {
         // SAFETY: as the caller promises; the item is the same for all threads.
         unsafe {
             let c = conversion::<E>();
@@ -106,7 +128,7 @@ impl Consumer {
                 if slot < count {
                     self.ring.wait_full();
                 } else {
-                    self.ring.release_unread(self.thread == 0);
+                    self.ring.release_unread(self.thread);
                 }
                 let stage = self.ring.a();
                 let unreleased = self.ring.unreleased();
@@ -116,7 +138,7 @@ impl Consumer {
                     let (pieces, gradient, state) = token.load(s, stage, slot);
                     let (gradient, state) = self.warpgroup_max(exchange, gradient, state);
                     exchange ^= EXCHANGE_BYTES / 2;
-                    unreleased.release((self.thread == 0) & last);
+                    unreleased.release(self.thread, last);
                     let e = scale::row_exponent(gradient);
                     top = top.max(scale::token_exponent(gradient, state));
                     let row = row + slot;
@@ -158,7 +180,7 @@ impl Consumer {
     /// # Safety
     /// All threads of the warpgroup, before their first item; the entry converts.
     #[inline(always)]
-    pub(in crate::kernel::wgmma_gemm) unsafe fn guess_exponents<E: Entry>(&self) {
+    unsafe fn guess_exponents<E: Entry>(&self) {
         // SAFETY: as the caller promises; the barrier orders the guesses before those who read them.
         unsafe {
             let c = conversion::<E>();

@@ -8,7 +8,7 @@ use crate::ptx::hopper::{bulk_load, evict_first, fence_proxy_async, ld_acquire, 
 use crate::schedule::item::{Item, item_kind, matrix};
 use crate::tile::ring::Ring;
 
-impl Ring {
+impl Ring<false> {
     /// Loads the rows of a conversion item.
     ///
     /// # Safety
@@ -110,7 +110,9 @@ pub(in crate::kernel::wgmma_gemm) unsafe fn wait_for_operands<E: Entry>(item: &I
             // Hidden states are converted when all gradients of their sequence are.
             wait_for(c, ready::HIDDEN + sequence, tokens(c, sequence));
         } else {
-            let (counter, rows) = row_block(c, sequence, item.m0);
+            // The last tile of a cluster may be past the end.
+            let last = tokens(c, sequence) - 1;
+            let (counter, rows) = row_block(c, sequence, if item.m0 < last { item.m0 } else { last });
             wait_for(c, counter, rows);
             wait_for(c, ready::WEIGHTS + sequence, weight_rows(c, sequence));
         }
