@@ -36,8 +36,12 @@ pub struct WgmmaProduct {
     pub c_pitch_bytes: u32,
     /// Rows of C.
     pub rows: u32,
+    /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor. Promoted: not used.
+    pub segment_k: u32,
+    /// Zero.
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<WgmmaProduct>() == 48);
+const _: () = assert!(size_of::<WgmmaProduct>() == 56);
 
 /// Column sums of a bf16 matrix: `out[c] = bf16(sum over r of x[r, c])`.
 #[repr(C)]
@@ -196,5 +200,5 @@ pub struct WgmmaParams<B = Rider> {
     pub beside: B,
 }
 // what a kernel takes at most, on any driver
-const _: () = assert!(size_of::<WgmmaParams>() == 3888 && size_of::<WgmmaParams<Conversion>>() == 3968);
+const _: () = assert!(size_of::<WgmmaParams>() == 3920 && size_of::<WgmmaParams<Conversion>>() == 4000);
 const _: () = assert!(core::mem::offset_of!(WgmmaParams, maps) == 0);

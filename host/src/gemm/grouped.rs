@@ -231,6 +231,8 @@ fn wgmma_params<B>(
         b_boundary: std::ptr::null(),
         c_pitch_bytes: 0,
         rows: 0,
+        segment_k: 0,
+        reserved: 0,
     };
     let mut products = [unused; MAX_PRODUCTS];
     for ((product, of), shape) in products.iter_mut().zip(tensors).zip(plan.products()) {
@@ -242,6 +244,8 @@ fn wgmma_params<B>(
             b_boundary: of.b_boundary as *const u8,
             c_pitch_bytes: of.ldc * ElementType::from(shape.c_type).bytes() as u32,
             rows: shape.m as u32,
+            segment_k: shape.k.next_multiple_of(wgmma::TILE_K as usize) as u32,
+            reserved: 0,
         };
     }
     let limited = tensors.iter().zip(plan.products()).find(|(of, _)| of.k_limit != 0);

@@ -5,7 +5,6 @@
 //! warpgroup.
 use core::arch::asm;
 
-use crate::config::wgmma::CLUSTER_SIZE;
 use crate::params_wgmma::TensorMap;
 
 // ---- barriers and fences -----------------------------------------------------------------------
@@ -208,18 +207,19 @@ pub unsafe fn tma_load_3d(dst: u32, map: *const TensorMap, coordinates: [u32; 3]
     }
 }
 
-/// [`tma_load_3d`] into the same place of every block of the cluster, where each one's barrier at the same address counts the bytes.
+/// [`tma_load_3d`] into the same place of each block of the cluster whose rank is in the mask `blocks`, where its barrier at the same address counts the
+/// bytes.
 ///
 /// # Safety
-/// As [`tma_load_3d`], in each block; the cluster has `CLUSTER_SIZE` blocks, none of which has exited.
+/// As [`tma_load_3d`], in each of these blocks; the cluster has them, and none has exited.
 #[inline(always)]
-pub unsafe fn tma_load_3d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32) {
+pub unsafe fn tma_load_3d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 3], barrier: u32, blocks: u16) {
     // SAFETY: as the caller promises.
     unsafe {
         asm!("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
              "[{d}], [{m}, {{{x}, {y}, {z}}}], [{b}], {k};",
              d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
-             z = in(reg32) coordinates[2], b = in(reg32) barrier, k = in(reg16) (1u16 << CLUSTER_SIZE) - 1, options(nostack))
+             z = in(reg32) coordinates[2], b = in(reg32) barrier, k = in(reg16) blocks, options(nostack))
     }
 }
 
@@ -228,14 +228,14 @@ pub unsafe fn tma_load_3d_multicast(dst: u32, map: *const TensorMap, coordinates
 /// # Safety
 /// As [`tma_load_3d_multicast`], but for the rank.
 #[inline(always)]
-pub unsafe fn tma_load_4d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 4], barrier: u32) {
+pub unsafe fn tma_load_4d_multicast(dst: u32, map: *const TensorMap, coordinates: [u32; 4], barrier: u32, blocks: u16) {
     // SAFETY: as the caller promises.
     unsafe {
         asm!("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
              "[{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}], {k};",
              d = in(reg32) dst, m = in(reg64) map, x = in(reg32) coordinates[0], y = in(reg32) coordinates[1],
              z = in(reg32) coordinates[2], w = in(reg32) coordinates[3], b = in(reg32) barrier,
-             k = in(reg16) (1u16 << CLUSTER_SIZE) - 1, options(nostack))
+             k = in(reg16) blocks, options(nostack))
     }
 }
 

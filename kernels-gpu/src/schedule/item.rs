@@ -47,6 +47,9 @@ pub mod matrix {
 
 /// One unit of work, 64 bytes.
 ///
+/// The lists of a cluster's blocks have the same product items one after the other, but for the place of the tile, its slot and its counter: the blocks
+/// multiply in step.
+///
 /// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, each turn behind
 /// whole tiles of later ones that are done before it can begin, but for reduce items, which are last). Parts wait for no other product. What waits for them stands in lists behind theirs, or in the same: a block that waits keeps its SM, and where
 /// two such launches on different streams each hold some SMs, blocks that have not started find none. The GPU starts blocks in the order of their numbers (CUDA does
@@ -74,8 +77,8 @@ pub struct Item {
     pub k0: u32,
     /// 64-deep k-blocks (promoted: all three products of each). Reduce: 8-column groups, a multiple of `groups_per_stage(splits)`. Conversion: rows. 0 ends a list.
     pub k_blocks: u32,
-    /// k of a segment, rounded up to a multiple of 64: after it B goes on in its next tensor. Promoted: not used.
-    pub segment_k: u32,
+    /// 1: all tiles of the cluster have the same columns, and each block loads a part of B for all of them. 0: each block loads its own.
+    pub shares_b: u32,
     /// Tensor map of A.
     pub a_map: u32,
     /// Tensor map of B's first segment for this tile width; those of the other segments follow (promoted: one map has both parts).
@@ -104,7 +107,7 @@ impl Item {
         n0: 0,
         k0: 0,
         k_blocks: 0,
-        segment_k: 0,
+        shares_b: 0,
         a_map: 0,
         b_map: 0,
         c_map: 0,

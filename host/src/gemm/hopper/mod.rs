@@ -217,7 +217,9 @@ struct Places {
 struct GroupItems {
     /// Product, layout, width, maps, number of parts.
     common: Item,
-    /// First row and column of each tile.
+    /// See [`TileGroup::beside`].
+    beside: Option<u32>,
+    /// First row and column of each tile of a cluster's first block.
     tiles: Vec<[u32; 2]>,
     first_slot: usize,
     first_counter: usize,
@@ -242,7 +244,7 @@ impl Lists {
                 product: group.product as u32,
                 a_major: shape.a_major as u32,
                 width: group.width,
-                segment_k: shape.k.next_multiple_of(TILE_K as usize) as u32,
+                shares_b: u32::from(group.beside.is_none()),
                 a_map: a_map as u32,
                 c_map: a_map as u32 + 1,
                 b_map: a_map as u32 + 2,
@@ -250,7 +252,7 @@ impl Lists {
                 ..Item::END
             };
             let items =
-                GroupItems { common, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
+                GroupItems { common, beside: group.beside, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
             if parts > 0 {
                 places.slots += group.len() * CLUSTER_SIZE as usize * slots_per_tile(&common);
                 places.counters += group.len() * CLUSTER_SIZE as usize;
@@ -274,7 +276,11 @@ impl Lists {
         };
         let group = &self.groups[group];
         let [m0, n0] = group.tiles[tile];
-        let mut item = Item { m0: m0 + rank as u32 * TILE_M, n0, ..group.common };
+        let (down, right) = match group.beside {
+            None => (rank as u32 * TILE_M, 0),
+            Some(distance) => (0, rank as u32 * distance),
+        };
+        let mut item = Item { m0: m0 + down, n0: n0 + right, ..group.common };
         let tile = CLUSTER_SIZE as usize * tile + rank;
         if item.parts > 0 {
             item.slot = (group.first_slot + tile * slots_per_tile(&group.common)) as u32;

@@ -2,7 +2,7 @@
 
 use super::Accumulation::{Plain, Promoted};
 use super::*;
-use attn_backward_kernels::config::wgmma::{MAX_SPLITS, groups_per_stage};
+use attn_backward_kernels::config::wgmma::{CLUSTER_M, MAX_SPLITS, groups_per_stage};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -86,6 +86,18 @@ fn check(plan: &HopperPlan) {
     let mut tiles: HashMap<(u32, u32, u32, u32), TileItems> = HashMap::new();
     let mut last_part = HashMap::new();
     let mut first_wait = HashMap::new();
+    // The blocks of a cluster do the same at the same time, one tile below the other, and no part or counter twice.
+    let same = |item: &Item| Item { m0: 0, n0: 0, slot: 0, counter: 0, ..*item };
+    for lists in plan.items().chunks_exact(CLUSTER_SIZE as usize * plan.items_per_block()) {
+        let (first, second) = lists.split_at(plan.items_per_block());
+        for (first, second) in first.iter().zip(second).take_while(|(item, _)| item.k_blocks > 0) {
+            assert_eq!(same(first), same(second));
+            assert!(first.m0.is_multiple_of(CLUSTER_M));
+            let beside = (first.m0 == second.m0) as u32;
+            assert_eq!((second.m0, first.shares_b), (first.m0 + TILE_M * (1 - beside), 1 - beside));
+            assert_eq!(second.n0 > first.n0, beside == 1);
+        }
+    }
     for (block, list) in plan.items().chunks_exact(plan.items_per_block()).enumerate() {
         let len = list.iter().position(|item| item.k_blocks == 0).expect("every list has an end");
         assert!(list[len..].iter().all(|item| *item == Item::END));
@@ -95,7 +107,6 @@ fn check(plan: &HopperPlan) {
             let shape = &plan.products[item.product as usize];
             assert_eq!(item.a_major, shape.a_major as u32);
             assert!(plan.accumulation.tile_widths().contains(&item.width));
-            assert_eq!(item.segment_k as usize, shape.k.next_multiple_of(64));
             let (a, c) = (&maps[item.a_map as usize], &maps[item.c_map as usize]);
             assert_eq!((a.product as u32, a.role), (item.product, TensorRole::A));
             assert_eq!((c.product as u32, c.role), (item.product, TensorRole::C));
@@ -103,7 +114,7 @@ fn check(plan: &HopperPlan) {
             for segment in 0..b_maps {
                 let b = &maps[item.b_map as usize + segment];
                 assert_eq!((b.product as u32, b.role), (item.product, TensorRole::B { segment }));
-                assert_eq!(b.box_dims[..3], [64, 64, item.width / 64]);
+                assert_eq!(b.box_dims[..3], [64, 64, 1]);
             }
             let tile = tiles.entry((item.product, item.m0, item.n0, item.width)).or_default();
             match item.kind {
@@ -139,7 +150,8 @@ fn check(plan: &HopperPlan) {
     let mut counters = HashSet::new();
     for ((product, m0, n0, width), tile) in &mut tiles {
         let shape = &plan.products[*product as usize];
-        assert!(m0 % TILE_M == 0 && (*m0 as usize) < shape.m && (n0 + width) as usize <= shape.n);
+        assert!(m0 % TILE_M == 0 && (*m0 as usize) < shape.m.next_multiple_of(CLUSTER_M as usize));
+        assert!((n0 + width) as usize <= shape.n);
         for column in (*n0..n0 + width).step_by(64) {
             assert!(columns.entry((*product, *m0)).or_default().insert(column), "tiles overlap");
         }
@@ -189,7 +201,7 @@ proptest! {
     fn lists_cover_every_product_once(
         rows in 1usize..2000,
         heads in 2usize..24,
-        num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
+        num_sms in prop::sample::select(vec![2usize, 7, 78, 114, 132, 160]),
     ) {
         check(&HopperPlan::new(Plain, &audio(rows, 64 * heads), num_sms, KCuts::Allowed).unwrap());
         let (n, k) = (64 * heads, 8 * heads);
@@ -201,7 +213,7 @@ proptest! {
     fn promoted_lists_cover_every_product_once(
         rows in 1usize..2000,
         heads in 2usize..24,
-        num_sms in prop::sample::select(vec![1usize, 7, 78, 114, 132, 160]),
+        num_sms in prop::sample::select(vec![2usize, 7, 78, 114, 132, 160]),
     ) {
         let n = 64 * heads;
         let products = [dgrad(rows, n, 8 * heads, 3, OutputType::F32), wgrad(n, n, rows, OutputType::F32)];
@@ -358,6 +370,7 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
         assert!(HopperPlan::new(Plain, &[bad], NUM_SMS, KCuts::Allowed).is_none());
     }
     assert!(HopperPlan::new(Plain, &[], NUM_SMS, KCuts::Allowed).is_none());
+    assert!(HopperPlan::new(Plain, &[good], 1, KCuts::Allowed).is_none(), "no cluster");
     // Five products of three segments each can need more maps than a launch holds; the search avoids that or refuses.
     if let Some(plan) = HopperPlan::new(Plain, &[good; 5], NUM_SMS, KCuts::Allowed) {
         check(&plan);

@@ -1,6 +1,6 @@
 //! How a product is cut into tiles, and its tiles into K ranges.
 
-use attn_backward_kernels::config::wgmma::{CLUSTER_M, MAX_SPLITS, TILE_WIDTHS};
+use attn_backward_kernels::config::wgmma::{CLUSTER_M, CLUSTER_SIZE, MAX_SPLITS, TILE_M, TILE_WIDTHS};
 use std::fmt;
 
 use super::Accumulation;
@@ -47,7 +47,7 @@ pub enum Role {
     Owner,
 }
 
-/// Tiles of one product and width, in raster order.
+/// Tiles of one product and width, in raster order: those of the first blocks of clusters, the others' are where [`TileGroup::beside`] says.
 #[derive(Clone, Debug)]
 pub struct TileGroup {
     /// Index of the product.
@@ -56,8 +56,10 @@ pub struct TileGroup {
     pub width: u32,
     /// First columns.
     pub columns: Vec<u32>,
-    /// Row blocks.
+    /// Row blocks, of `CLUSTER_M` rows.
     pub rows: std::ops::Range<usize>,
+    /// Where the tile of a cluster's second block is: below the first one's, with the same B, or in the same rows, so many columns further right.
+    pub beside: Option<u32>,
     /// Depth of a tile.
     pub k_blocks: u32,
     /// How it is cut.
@@ -109,10 +111,14 @@ impl Tiling {
     /// The product's tiles by width.
     pub fn groups(&self, accumulation: Accumulation, product: usize, shape: &ProductShape) -> Vec<TileGroup> {
         let row_blocks = shape.m.div_ceil(CLUSTER_M as usize);
-        let narrow = self.narrow_row_blocks.min(row_blocks);
+        // The last row block of an odd number: both tiles of a cluster in it, if its columns can be halved.
+        let is_odd = shape.m.div_ceil(TILE_M as usize) % CLUSTER_SIZE as usize == 1;
+        let halves = is_odd && shape.n.is_multiple_of(128) && shape.n >= 256;
+        let last = row_blocks - usize::from(halves);
+        let narrow = self.narrow_row_blocks.min(last);
         let k_blocks = accumulation.k_blocks(shape);
         let mut groups = Vec::new();
-        let mut add = |widths: &[u32], rows: std::ops::Range<usize>| {
+        let mut add = |widths: &[u32], rows: std::ops::Range<usize>, beside: Option<u32>| {
             for width in TILE_WIDTHS {
                 let mut n0 = 0;
                 let mut columns = Vec::new();
@@ -124,19 +130,24 @@ impl Tiling {
                 }
                 if !columns.is_empty() && !rows.is_empty() {
                     let (rows, split) = (rows.clone(), self.split);
-                    groups.push(TileGroup { product, width, columns, rows, k_blocks, split });
+                    groups.push(TileGroup { product, width, columns, rows, beside, k_blocks, split });
                 }
             }
         };
-        add(&self.widths, 0..row_blocks - narrow);
+        add(&self.widths, 0..last - narrow, None);
         // 128, and at most one 192: every kernel has these.
-        add(&widths_led_by(128, shape.n, &TILE_WIDTHS), row_blocks - narrow..row_blocks);
+        add(&widths_led_by(128, shape.n, &TILE_WIDTHS), last - narrow..last, None);
+        if halves {
+            let widest = if self.narrow_row_blocks > 0 { 128 } else { self.widths[0] };
+            let half = shape.n / 2;
+            add(&widths_led_by(widest, half, accumulation.tile_widths()), last..row_blocks, Some(half as u32));
+        }
         groups
     }
 }
 
 impl TileGroup {
-    /// Number of tiles.
+    /// Number of tiles of a cluster.
     pub fn len(&self) -> usize {
         self.columns.len() * self.rows.len()
     }
@@ -262,7 +273,8 @@ mod tests {
     fn row_blocks_are_those_of_the_tiles() {
         for (rows, columns) in [(0..1, 1), (0..16, 2), (3..40, 3), (5..37, 6)] {
             let columns = (0..columns).map(|i| 256 * i).collect();
-            let group = TileGroup { product: 0, width: 256, columns, rows, k_blocks: 1, split: KSplit::Whole };
+            let group =
+                TileGroup { product: 0, width: 256, columns, rows, beside: None, k_blocks: 1, split: KSplit::Whole };
             for (tile, [m0, _]) in group.tiles().into_iter().enumerate() {
                 assert_eq!(group.row_block(tile) as u32 * CLUSTER_M, m0);
             }

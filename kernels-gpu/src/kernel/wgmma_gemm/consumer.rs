@@ -313,7 +313,7 @@ unsafe fn multiply_k_block<O: Operand, const A_MN: u32, const R: usize>(
 /// # Safety
 /// The item's product is in use.
 #[inline(always)]
-unsafe fn product<E: Entry>(item: &Item) -> *const WgmmaProduct {
+pub(super) unsafe fn product<E: Entry>(item: &Item) -> *const WgmmaProduct {
     let products: *const WgmmaProduct = {
         // SAFETY: takes an address.
         unsafe { (&raw const (*E::params()).products).cast() }

@@ -2,12 +2,13 @@
 //!
 //! Where the device limits k (`WgmmaParams::k_limit`), a k-block past the limit is loaded from outside of the tensor, which gives zeros, and
 //! the one that the limit cuts from the product's copies of it, which have zeros past the limit: NaN there would survive a factor of zero.
+use super::consumer::product;
 use super::operand::Operand;
 use super::parts::{GROUP_FLOATS, first_part};
 use super::{Entry, convert, list};
 use crate::config::wgmma::{CHUNK_BYTES, CLUSTER_SIZE, GROUP_BYTES, TILE_K, TILE_M, groups_per_stage};
 use crate::params::Major;
-use crate::params_wgmma::{TensorMap, WgmmaProduct};
+use crate::params_wgmma::TensorMap;
 use crate::ptx::hopper::{
     bulk_load, cluster_rank, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_3d_multicast, tma_load_4d, tma_load_4d_multicast,
 };
@@ -108,22 +109,45 @@ unsafe fn limit_of<E: Entry>(loaded: u32) -> u32 {
     if loaded < unsafe { (*E::params()).k_rows } { loaded } else { NO_LIMIT }
 }
 
-/// k of block `first` of the item in B's segment, and that segment's map.
+/// k of block `first` of the item in B's segment, that segment's map, and k of a segment.
 ///
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap) {
+unsafe fn b_segment<E: Entry>(item: &Item, first: u32) -> (u32, *const TensorMap, u32) {
     // SAFETY: the maps of all segments that the item reaches are in use and follow each other.
     unsafe {
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let mut map = maps.add(item.b_map as usize);
         let mut k = item.k0 + first * TILE_K;
-        while k >= item.segment_k {
-            k -= item.segment_k;
+        let segment_k = (*product::<E>(item)).segment_k;
+        while k >= segment_k {
+            k -= segment_k;
             map = map.add(1);
         }
-        (k, map)
+        (k, map, segment_k)
+    }
+}
+
+/// The chunks of B (64 columns of a k-block) that this block loads, and for which blocks of the cluster.
+struct BChunks {
+    first: u32,
+    step: u32,
+    end: u32,
+    /// The first column of the tile, in chunks.
+    column: u32,
+    /// Mask of blocks.
+    blocks: u16,
+}
+
+impl BChunks {
+    /// If the cluster shares B, every second chunk for both blocks, else all of them for this one.
+    #[inline(always)]
+    fn of(item: &Item) -> Self {
+        let rank = cluster_rank();
+        let (first, step, blocks) =
+            if item.shares_b != 0 { (rank, CLUSTER_SIZE, (1 << CLUSTER_SIZE) - 1) } else { (0, 1, 1 << rank) };
+        BChunks { first, step, end: item.width / 64, column: item.n0 / 64, blocks }
     }
 }
 
@@ -152,24 +176,23 @@ unsafe fn produce<E: Entry>(ring: &mut Ring<true>, item: &Item, loaded_limit: u3
     unsafe {
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
-        let (mut b_k, mut b_map) = b_segment::<E>(item, first);
-        let (rank, chunks, first_chunk) = (cluster_rank(), item.width / 64, item.n0 / 64);
+        let (mut b_k, mut b_map, segment_k) = b_segment::<E>(item, first);
+        let b = BChunks::of(item);
         for _ in first..whole {
             ring.acquire(bytes);
             // 3-D coordinates: K-major (k, m, 0), MN-major (0, k, m / 64).
             let a = if a_mn_major { [0, k, item.m0 / 64] } else { [k, item.m0, 0] };
             tma_load_3d(ring.a(), a_map, a, ring.full());
-            // Every second chunk, for both blocks.
-            let mut chunk = rank;
-            while chunk < chunks {
+            let mut chunk = b.first;
+            while chunk < b.end {
                 let to = ring.b() + chunk * CHUNK_BYTES;
-                tma_load_3d_multicast(to, b_map, [0, b_k, first_chunk + chunk], ring.full());
-                chunk += CLUSTER_SIZE;
+                tma_load_3d_multicast(to, b_map, [0, b_k, b.column + chunk], ring.full(), b.blocks);
+                chunk += b.step;
             }
             ring.advance();
             k += TILE_K;
             b_k += TILE_K;
-            if b_k == item.segment_k {
+            if b_k == segment_k {
                 b_k = 0;
                 b_map = b_map.wrapping_add(1);
             }
@@ -212,7 +235,7 @@ unsafe fn load_limited<E: Entry>(ring: &Ring<true>, item: *const Item, block: u3
     };
     // SAFETY: the item's product.
     unsafe {
-        let product = || (&raw const (*E::params()).products).cast::<WgmmaProduct>().add((*item).product as usize);
+        let product = || product::<E>(&*item);
         load(ring.a(), (*item).a_map, TILE_M / 64, (*product()).a_boundary, (*item).m0, TILE_M);
         load(ring.b(), (*item).b_map, 1, (*product()).b_boundary, (*item).n0, (*item).width);
     }
@@ -232,7 +255,7 @@ unsafe fn produce_parts<E: Entry>(ring: &mut Ring<true>, item: &Item, first: u32
         let maps: *const TensorMap = (&raw const (*E::params()).maps).cast();
         let a_map = maps.add(item.a_map as usize);
         let b_map = maps.add(item.b_map as usize);
-        let (rank, chunks, first_chunk) = (cluster_rank(), item.width / 64, item.n0 / 64);
+        let b = BChunks::of(item);
         for stage in 2 * first..2 * end {
             ring.acquire(bytes);
             let b_part = stage % 2; // 0: high, 1: low
@@ -240,11 +263,11 @@ unsafe fn produce_parts<E: Entry>(ring: &mut Ring<true>, item: &Item, first: u32
             // 4-D coordinates: K-major (k, mn, 0, part), MN-major (0, k, mn / 64, part).
             let a = if a_mn_major { [0, k, item.m0 / 64, a_part] } else { [k, item.m0, 0, a_part] };
             tma_load_4d(ring.a(), a_map, a, ring.full());
-            let mut chunk = rank;
-            while chunk < chunks {
+            let mut chunk = b.first;
+            while chunk < b.end {
                 let to = ring.b() + chunk * CHUNK_BYTES;
-                tma_load_4d_multicast(to, b_map, [0, k, first_chunk + chunk, b_part], ring.full());
-                chunk += CLUSTER_SIZE;
+                tma_load_4d_multicast(to, b_map, [0, k, b.column + chunk, b_part], ring.full(), b.blocks);
+                chunk += b.step;
             }
             ring.advance();
             k += b_part * TILE_K;
