@@ -70,7 +70,7 @@ pub(super) fn wgmma_params<B>(
     for (map, spec) in maps.iter_mut().zip(&specs) {
         *map = encode(plan.accumulation(), spec, &tensors[spec.product]);
     }
-    let product = |of: &ProductTensors, c_pitch_bytes: usize, rows: usize| WgmmaProduct {
+    let product = |of: &ProductTensors, c_pitch_bytes: usize, rows: usize, k: usize| WgmmaProduct {
         c: of.c as *mut u8,
         row_exponents: of.row_exponents as *const i32,
         exponent: of.exponent as *const i32,
@@ -78,10 +78,12 @@ pub(super) fn wgmma_params<B>(
         b_boundary: of.b_boundary as *const u8,
         c_pitch_bytes: c_pitch_bytes as u32,
         rows: rows as u32,
+        segment_k: k.next_multiple_of(wgmma::TILE_K as usize) as u32,
+        reserved: 0,
     };
-    let mut products = [product(&ProductTensors::default(), 0, 0); MAX_PRODUCTS];
+    let mut products = [product(&ProductTensors::default(), 0, 0, 0); MAX_PRODUCTS];
     for ((place, of), shape) in products.iter_mut().zip(tensors).zip(plan.products()) {
-        *place = product(of, of.ldc as usize * ElementType::from(shape.c_type).bytes(), shape.m);
+        *place = product(of, of.ldc as usize * ElementType::from(shape.c_type).bytes(), shape.m, shape.k);
     }
     let limited = tensors.iter().zip(plan.products()).find(|(of, _)| of.k_limit != 0);
     let items = gpu.memory.upload(&bytes_of(plan.items()));
