@@ -64,8 +64,9 @@ fn constant(name: &str, doc: &str, arch: Arch, module: Option<&PtxModule>) -> St
     let source_hash = module.map_or("", |module| &module.source_hash);
     let mut entries = String::new();
     for entry in module.iter().flat_map(|module| &module.entries) {
-        let cuda_builder::Entry { name, param_bytes, max_threads, .. } = entry;
-        writeln!(entries, "    Entry {{ name: {name:?}, param_bytes: {param_bytes}, max_threads: {max_threads} }},")
+        let cuda_builder::Entry { name, param_bytes, max_threads, cluster_size, .. } = entry;
+        let sizes = format!("param_bytes: {param_bytes}, max_threads: {max_threads}, cluster_size: {cluster_size}");
+        writeln!(entries, "    Entry {{ name: {name:?}, {sizes} }},")
             .expect("writing to a string cannot fail");
     }
     format!(

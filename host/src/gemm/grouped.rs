@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn blocks_that_wait_for_any_others_must_all_fit_on_the_gpu() {
         let (a_major, c_type) = (Major::Mn, OutputType::F32);
-        let product = ProductShape { m: 1280, n: 1280, k: 4096, num_segments: 1, a_major, c_type };
+        let product = ProductShape { m: 1280, n: 1280, k: 65_536, num_segments: 1, a_major, c_type };
         let plan = |lead: &Lead| HopperPlan::after(Accumulation::Plain, &[product], lead, KCuts::Allowed).unwrap();
         let converting = Lead { lists: vec![vec![Item { k_blocks: 1, ..Item::END }]; 132], ..Lead::none(132) };
         check_resident("wgmma", &plan(&converting), 132).unwrap();

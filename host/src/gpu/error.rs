@@ -85,6 +85,16 @@ pub enum GpuError {
         /// Largest extents.
         limits: [u32; 3],
     },
+    /// The blocks of a launch are not whole clusters.
+    #[error("kernel {kernel}: {blocks} blocks are not whole clusters of {cluster_size}")]
+    ClusterGrid {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Blocks along x.
+        blocks: u32,
+        /// Blocks of a cluster.
+        cluster_size: u32,
+    },
     /// The blocks of a grid wait for each other, and the GPU cannot hold all of them at once.
     #[error(
         "kernel {kernel}: {blocks} blocks wait for each other, and this GPU holds {available} at once; plan for its number of SMs"
@@ -232,6 +242,7 @@ mod tests {
             GpuError::KernelMissing { kernel: "gemm".into(), module: "hopper" },
             GpuError::ParameterSize { kernel: "gemm", expected: 648, found: 640 },
             GpuError::Grid { kernel: "gemm", grid: [0, 1, 1], limits: [7, 7, 7] },
+            GpuError::ClusterGrid { kernel: "gemm", blocks: 131, cluster_size: 2 },
             GpuError::CooperativeGrid { kernel: "gemm", blocks: 132, available: 114 },
             GpuError::SharedMemory { kernel: "gemm", needed: 231_000, available: 101_376 },
             GpuError::Threads { kernel: "gemm", needed: 512, available: 256 },

@@ -45,6 +45,10 @@ impl LaunchConfig {
         if grid.iter().zip(GRID_LIMITS).any(|(&extent, limit)| extent == 0 || extent > limit) {
             return Err(GpuError::Grid { kernel, grid, limits: GRID_LIMITS });
         }
+        let cluster_size = attributes.cluster_size;
+        if !grid[0].is_multiple_of(cluster_size) {
+            return Err(GpuError::ClusterGrid { kernel, blocks: grid[0], cluster_size });
+        }
         if self.block == 0 || self.block > attributes.max_threads {
             return Err(GpuError::Threads { kernel, needed: self.block, available: attributes.max_threads });
         }
@@ -67,6 +71,8 @@ pub struct KernelAttributes {
     pub static_shared_bytes: usize,
     /// Most threads that a block may have.
     pub max_threads: u32,
+    /// Blocks of a cluster, along x; 1: it has no clusters.
+    pub cluster_size: u32,
     /// Most shared memory that a block may have, static and dynamic.
     pub max_shared_bytes: usize,
 }
@@ -109,6 +115,7 @@ impl Gpu {
             local_bytes: attribute(FunctionAttribute::LocalSizeBytes)? as usize,
             static_shared_bytes: attribute(FunctionAttribute::SharedMemorySizeBytes)? as usize,
             max_threads: attribute(FunctionAttribute::MaxThreadsPerBlock)?.min(entry.max_threads),
+            cluster_size: entry.cluster_size,
             max_shared_bytes: self.properties().max_shared_bytes,
         };
         // Without this a block gets 48 KiB. It is a limit only: what a launch does not ask for stays L1 cache.
@@ -147,7 +154,7 @@ impl Kernel {
     /// Enqueues the kernel on `stream`; nothing waits.
     ///
     /// # Errors
-    /// [`GpuError::ParameterSize`], [`GpuError::Grid`], [`GpuError::Threads`] or [`GpuError::SharedMemory`] before anything is enqueued;
+    /// [`GpuError::ParameterSize`], [`GpuError::Grid`], [`GpuError::ClusterGrid`], [`GpuError::Threads`] or [`GpuError::SharedMemory`] before anything is enqueued;
     /// [`GpuError::Driver`].
     ///
     /// # Safety
@@ -219,6 +226,7 @@ mod tests {
         local_bytes: 0,
         static_shared_bytes: 1024,
         max_threads: 256,
+        cluster_size: 2,
         max_shared_bytes: 101_376,
     };
     const CONFIG: LaunchConfig =
@@ -231,15 +239,22 @@ mod tests {
     #[test]
     fn a_launch_at_its_limits_is_accepted() {
         check(CONFIG).unwrap();
-        check(LaunchConfig { grid: GRID_LIMITS, ..CONFIG }).unwrap();
+        let [x, y, z] = GRID_LIMITS;
+        check(LaunchConfig { grid: [x - 1, y, z], ..CONFIG }).unwrap();
     }
 
     #[test]
     fn empty_and_oversized_grids_are_refused() {
-        for grid in [[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1]] {
+        for grid in [[0, 1, 1], [2, 0, 1], [2, 1, 0], [2, 65_536, 1], [2, 1, 65_536], [1 << 31, 1, 1]] {
             let error = check(LaunchConfig { grid, ..CONFIG }).unwrap_err();
             assert!(matches!(error, GpuError::Grid { kernel: "gemm", grid: found, .. } if found == grid), "{error}");
         }
+    }
+
+    #[test]
+    fn clusters_must_be_whole() {
+        let error = check(LaunchConfig { grid: [131, 1, 1], ..CONFIG }).unwrap_err();
+        assert!(matches!(error, GpuError::ClusterGrid { blocks: 131, cluster_size: 2, .. }), "{error}");
     }
 
     #[test]

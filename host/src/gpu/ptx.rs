@@ -24,6 +24,8 @@ pub struct Entry {
     pub param_bytes: usize,
     /// Most threads a block may have (`.maxntid`).
     pub max_threads: u32,
+    /// Blocks of a cluster (`.reqnctapercluster`); 1: it has no clusters.
+    pub cluster_size: u32,
 }
 
 include!(concat!(env!("OUT_DIR"), "/ptx_modules.rs"));

@@ -17,6 +17,8 @@ pub struct Entry {
     pub min_blocks_per_sm: u32,
     /// Block-wide barrier instructions.
     pub barriers: u32,
+    /// Blocks of a cluster (`.reqnctapercluster`); 1: the entry has no clusters.
+    pub cluster_size: u32,
 }
 
 /// Parameters larger than this may hold tensor maps.
@@ -33,9 +35,10 @@ struct Marker<'a> {
     max_threads: u32,
     min_blocks_per_sm: u32,
     barriers: u32,
+    cluster_size: u32,
 }
 
-/// `text` with `.maxntid` and `.minnctapersm` after each entry's parameter list and with large parameters aligned for tensor maps, and the
+/// `text` with `.maxntid`, `.minnctapersm` and, where there are clusters, `.reqnctapercluster` after each entry's parameter list and with large parameters aligned for tensor maps, and the
 /// entries. Processing the result again changes nothing.
 pub(crate) fn process(text: &str) -> Result<(String, Vec<Entry>), PtxError> {
     let lines: Vec<&str> = text.lines().collect();
@@ -147,7 +150,7 @@ fn write_entry(
                 param(line).ok_or_else(|| malformed(lines, index, "not a parameter that is understood"))?;
             out.push_str(&line);
             params.push(bytes);
-        } else if code.starts_with(".maxntid") || code.starts_with(".explicitcluster") || code.starts_with(".reqnctapercluster") || code.starts_with(".minnctapersm") {
+        } else if [".maxntid", ".minnctapersm", ".explicitcluster", ".reqnctapercluster"].iter().any(|d| code.starts_with(d)) {
             continue;
         } else {
             out.push_str(line);
@@ -178,7 +181,7 @@ fn write_entry(
             }
         }
     }
-    let Some(Marker { max_threads, min_blocks_per_sm, barriers, .. }) = marker else {
+    let Some(Marker { max_threads, min_blocks_per_sm, barriers, cluster_size, .. }) = marker else {
         return Err(PtxError::NoMarker { entry: name });
     };
     if barriers != found_barriers {
@@ -186,14 +189,14 @@ fn write_entry(
     }
 
     out.push_str(&format!(".maxntid {max_threads}, 1, 1\n.minnctapersm {min_blocks_per_sm}\n"));
-    if name.contains("wgmma_") {
-        out.push_str(".explicitcluster\n.reqnctapercluster 2, 1, 1\n");
+    if cluster_size > 1 {
+        out.push_str(&format!(".explicitcluster\n.reqnctapercluster {cluster_size}, 1, 1\n"));
     }
     for line in &lines[body..end] {
         out.push_str(line);
         out.push('\n');
     }
-    Ok(Entry { name, param_bytes, max_threads, min_blocks_per_sm, barriers })
+    Ok(Entry { name, param_bytes, max_threads, min_blocks_per_sm, barriers, cluster_size })
 }
 
 /// The line of a parameter, realigned if it may hold tensor maps, and its size in bytes.
@@ -224,7 +227,8 @@ fn parse_marker(text: &str) -> Option<Marker<'_>> {
     let max_threads = value("max_threads")?;
     let min_blocks_per_sm = value("min_blocks_per_sm")?;
     let barriers = value("barriers")?;
-    Some(Marker { text, max_threads, min_blocks_per_sm, barriers })
+    let cluster_size = value("cluster_size")?;
+    Some(Marker { text, max_threads, min_blocks_per_sm, barriers, cluster_size })
 }
 
 #[cfg(test)]
@@ -243,14 +247,25 @@ mod tests {
 
     const PARAM: &str = "\t.param .align 8 .b8 add_param_0[24]";
     const MARK: &str =
-        "\t// begin inline asm\n\t// kernel max_threads=256 min_blocks_per_sm=2 barriers=1\n\t// end inline asm";
+        "\t// begin inline asm\n\t// kernel max_threads=256 min_blocks_per_sm=2 barriers=1 cluster_size=1\n\t// end inline asm";
 
     #[test]
     fn launch_bounds_follow_the_parameter_list() {
         let (ptx, entries) = process(&module(PARAM, &format!("{MARK}\n\tbarrier.sync 0;"))).unwrap();
         assert!(ptx.contains("add_param_0[24]\n)\n.maxntid 256, 1, 1\n.minnctapersm 2\n{\n"), "{ptx}");
-        let add = Entry { name: "add".into(), param_bytes: 24, max_threads: 256, min_blocks_per_sm: 2, barriers: 1 };
+        let name = "add".to_owned();
+        let add = Entry { name, param_bytes: 24, max_threads: 256, min_blocks_per_sm: 2, barriers: 1, cluster_size: 1 };
         assert_eq!(entries, [add]);
+    }
+
+    #[test]
+    fn entries_have_the_clusters_of_their_markers() {
+        let mark = MARK.replace("cluster_size=1", "cluster_size=2");
+        let (ptx, entries) = process(&module(PARAM, &format!("{mark}\n\tbarrier.sync 0;"))).unwrap();
+        let directives = ".maxntid 256, 1, 1\n.minnctapersm 2\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n{\n";
+        assert!(ptx.contains(directives), "{ptx}");
+        assert_eq!(entries[0].cluster_size, 2);
+        assert_eq!(process(&ptx).unwrap(), (ptx, entries));
     }
 
     #[test]

@@ -10,7 +10,7 @@ fn fixture() -> PathBuf {
 }
 
 fn entry(name: &str, param_bytes: u32, max_threads: u32, min_blocks_per_sm: u32, barriers: u32) -> Entry {
-    Entry { name: name.into(), param_bytes, max_threads, min_blocks_per_sm, barriers }
+    Entry { name: name.into(), param_bytes, max_threads, min_blocks_per_sm, barriers, cluster_size: 1 }
 }
 
 /// Whether the test can run; says so loudly if not.

@@ -19,10 +19,11 @@ use syn::{Error, Expr, FnArg, Ident, ItemFn, ReturnType, Token, Visibility};
 /// * `min_blocks_per_sm`: blocks that must fit on one SM at a time, which caps the registers of a thread (`.minnctapersm`)
 /// * `barriers`: block-wide barrier instructions that the entry has in PTX. `asm!` is not convergent for LLVM and a copied barrier hangs,
 ///   so `cuda_builder` compares this number with the PTX.
+/// * `cluster_size`: blocks of a cluster, up to 8 (`.reqnctapercluster`); left out: none, as with 1
 ///
 /// Each is a constant expression of any integer type. The function is `pub`, `unsafe`, not generic, returns nothing and takes exactly one
 /// parameter, by value (`repr(C)`, at most 4096 bytes). rustc has no attribute for launch bounds: the body starts with a PTX comment that
-/// carries the three numbers, and `cuda_builder` makes directives of it. On a host the function is dropped.
+/// carries the numbers, and `cuda_builder` makes directives of it. On a host the function is dropped.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let bounds = syn::parse_macro_input!(attribute as LaunchBounds);
@@ -35,19 +36,22 @@ struct LaunchBounds {
     max_threads: Expr,
     min_blocks_per_sm: Expr,
     barriers: Expr,
+    cluster_size: Expr,
 }
 
 impl Parse for LaunchBounds {
     fn parse(input: ParseStream) -> syn::Result<Self> {
-        const NAMES: [&str; 3] = ["max_threads", "min_blocks_per_sm", "barriers"];
-        let mut values: [Option<Expr>; 3] = [None, None, None];
+        const NAMES: [&str; 4] = ["max_threads", "min_blocks_per_sm", "barriers", "cluster_size"];
+        let mut values: [Option<Expr>; 4] = [None, None, None, Some(syn::parse_quote!(1))];
+        let mut given = [false; 4];
         while !input.is_empty() {
             let name: Ident = input.parse()?;
             let Some(index) = NAMES.iter().position(|known| name == known) else {
                 return Err(Error::new(name.span(), format!("unknown argument; expected {}", NAMES.join(", "))));
             };
             input.parse::<Token![=]>()?;
-            if values[index].replace(input.parse()?).is_some() {
+            values[index] = Some(input.parse()?);
+            if std::mem::replace(&mut given[index], true) {
                 return Err(Error::new(name.span(), format!("`{name}` is given twice")));
             }
             if !input.is_empty() {
@@ -56,10 +60,10 @@ impl Parse for LaunchBounds {
         }
         let missing: Vec<_> =
             NAMES.iter().zip(&values).filter(|(_, value)| value.is_none()).map(|(name, _)| *name).collect();
-        let [Some(max_threads), Some(min_blocks_per_sm), Some(barriers)] = values else {
+        let [Some(max_threads), Some(min_blocks_per_sm), Some(barriers), Some(cluster_size)] = values else {
             return Err(input.error(format!("missing: {}", missing.join(", "))));
         };
-        Ok(LaunchBounds { max_threads, min_blocks_per_sm, barriers })
+        Ok(LaunchBounds { max_threads, min_blocks_per_sm, barriers, cluster_size })
     }
 }
 
@@ -90,7 +94,7 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
     if matches!(**parameter_type, syn::Type::Reference(_)) {
         return refuse(parameter_type, "a kernel takes its parameter by value");
     }
-    let LaunchBounds { max_threads, min_blocks_per_sm, barriers } = bounds;
+    let LaunchBounds { max_threads, min_blocks_per_sm, barriers, cluster_size } = bounds;
     let (name, inputs, statements) = (&sig.ident, &sig.inputs, &block.stmts);
     Ok(quote! {
         #[cfg(target_arch = "nvptx64")]
@@ -100,18 +104,21 @@ fn expand(bounds: &LaunchBounds, function: &ItemFn) -> syn::Result<Tokens> {
             const MAX_THREADS: u32 = (#max_threads) as u32;
             const MIN_BLOCKS_PER_SM: u32 = (#min_blocks_per_sm) as u32;
             const BARRIERS: u32 = (#barriers) as u32;
+            const CLUSTER_SIZE: u32 = (#cluster_size) as u32;
             const _: () = {
                 ::core::assert!(MAX_THREADS % 32 == 0 && 0 < MAX_THREADS && MAX_THREADS <= 1024, "max_threads: 32, 64, .. 1024");
                 ::core::assert!(0 < MIN_BLOCKS_PER_SM && MIN_BLOCKS_PER_SM <= 32, "min_blocks_per_sm: 1..=32");
+                ::core::assert!(0 < CLUSTER_SIZE && CLUSTER_SIZE <= 8, "cluster_size: 1..=8");
                 ::core::assert!(::core::mem::size_of::<#parameter_type>() <= 4096, "the parameter is larger than 4096 bytes");
             };
             // SAFETY: emits a comment.
             unsafe {
                 ::core::arch::asm!(
-                    "// kernel max_threads={} min_blocks_per_sm={} barriers={}",
+                    "// kernel max_threads={} min_blocks_per_sm={} barriers={} cluster_size={}",
                     const MAX_THREADS,
                     const MIN_BLOCKS_PER_SM,
                     const BARRIERS,
+                    const CLUSTER_SIZE,
                     options(nomem, nostack, preserves_flags),
                 );
             }
@@ -141,6 +148,10 @@ mod tests {
         {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(text.contains("CLUSTER_SIZE : u32 = (1) as u32"), "{text}");
+        let clusters = format!("{BOUNDS}, cluster_size = BLOCKS");
+        let text_with_clusters = expanded(&clusters, "/// # Safety\npub unsafe fn add(params: AddParams) { f() }").unwrap();
+        assert!(text_with_clusters.contains("CLUSTER_SIZE : u32 = (BLOCKS) as u32"), "{text_with_clusters}");
         // The whole is one item: on a host, the first attribute drops it.
         assert!(text.starts_with("# [cfg"), "{text}");
         syn::parse_str::<ItemFn>(&text).unwrap();
@@ -166,6 +177,7 @@ mod tests {
             ("", "missing: max_threads, min_blocks_per_sm, barriers"),
             ("max_threads = 32, barriers = 0", "missing: min_blocks_per_sm"),
             ("max_threads = 32, max_threads = 32", "given twice"),
+            ("cluster_size = 2, cluster_size = 2", "given twice"),
             ("threads = 32", "unknown argument"),
         ] {
             let error = expanded(bounds, function).unwrap_err();

@@ -141,7 +141,7 @@ macro_rules! entry {
         /// The preconditions of the module; pointers and maps name device memory of the extents that the items use; outputs overlap
         /// neither each other nor inputs.
         #[kernel(max_threads = config::THREADS, min_blocks_per_sm = config::MIN_BLOCKS_PER_SM,
-            barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>(), <$beside as Beside>::CONVERTS))]
+            cluster_size = config::CLUSTER_SIZE, barriers = num_barriers(<$output as Output>::CHUNK_COLUMNS, tile_widths::<$operand>(), <$beside as Beside>::CONVERTS))]
         pub unsafe fn $name(_params: WgmmaParams<$beside>) {
             // SAFETY: as the caller promises.
             unsafe { run::<$marker>() }
