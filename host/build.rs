@@ -66,8 +66,7 @@ fn constant(name: &str, doc: &str, arch: Arch, module: Option<&PtxModule>) -> St
     for entry in module.iter().flat_map(|module| &module.entries) {
         let cuda_builder::Entry { name, param_bytes, max_threads, cluster_size, .. } = entry;
         let sizes = format!("param_bytes: {param_bytes}, max_threads: {max_threads}, cluster_size: {cluster_size}");
-        writeln!(entries, "    Entry {{ name: {name:?}, {sizes} }},")
-            .expect("writing to a string cannot fail");
+        writeln!(entries, "    Entry {{ name: {name:?}, {sizes} }},").expect("writing to a string cannot fail");
     }
     format!(
         "/// {doc}\npub const {name}: Module = Module {{ name: {file:?}, arch: \"{arch}\", ptx: {ptx}, \

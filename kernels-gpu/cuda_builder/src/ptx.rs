@@ -150,7 +150,10 @@ fn write_entry(
                 param(line).ok_or_else(|| malformed(lines, index, "not a parameter that is understood"))?;
             out.push_str(&line);
             params.push(bytes);
-        } else if [".maxntid", ".minnctapersm", ".explicitcluster", ".reqnctapercluster"].iter().any(|d| code.starts_with(d)) {
+        } else if [".maxntid", ".minnctapersm", ".explicitcluster", ".reqnctapercluster"]
+            .iter()
+            .any(|d| code.starts_with(d))
+        {
             continue;
         } else {
             out.push_str(line);
@@ -246,8 +249,7 @@ mod tests {
     }
 
     const PARAM: &str = "\t.param .align 8 .b8 add_param_0[24]";
-    const MARK: &str =
-        "\t// begin inline asm\n\t// kernel max_threads=256 min_blocks_per_sm=2 barriers=1 cluster_size=1\n\t// end inline asm";
+    const MARK: &str = "\t// begin inline asm\n\t// kernel max_threads=256 min_blocks_per_sm=2 barriers=1 cluster_size=1\n\t// end inline asm";
 
     #[test]
     fn launch_bounds_follow_the_parameter_list() {

@@ -150,7 +150,8 @@ mod tests {
         }
         assert!(text.contains("CLUSTER_SIZE : u32 = (1) as u32"), "{text}");
         let clusters = format!("{BOUNDS}, cluster_size = BLOCKS");
-        let text_with_clusters = expanded(&clusters, "/// # Safety\npub unsafe fn add(params: AddParams) { f() }").unwrap();
+        let text_with_clusters =
+            expanded(&clusters, "/// # Safety\npub unsafe fn add(params: AddParams) { f() }").unwrap();
         assert!(text_with_clusters.contains("CLUSTER_SIZE : u32 = (BLOCKS) as u32"), "{text_with_clusters}");
         // The whole is one item: on a host, the first attribute drops it.
         assert!(text.starts_with("# [cfg"), "{text}");

@@ -21,7 +21,7 @@ pub const fn segment_parts(segment: u32) -> [u32; 2] {
     [(segment == 0) as u32, (segment == 1) as u32]
 }
 
-/// Blocks of a cluster. Each has a tile of its own, one below the other: they share B, of which each loads a part for both.
+/// Blocks of a cluster, which multiply in step: a tile each, one below the other, that share B. Each block loads a part of B for both.
 pub const CLUSTER_SIZE: u32 = 2;
 /// Rows of the tiles of a cluster.
 pub const CLUSTER_M: u32 = CLUSTER_SIZE * TILE_M;
@@ -167,8 +167,6 @@ const MAX_TOKENS_PER_STAGE: u32 = 8;
 
 /// Named barriers (`bar.sync id`).
 pub mod named_barrier {
-    /// All threads of a block.
-    pub const BLOCK: u32 = 0;
     /// + warpgroup: the 128 threads of a consumer warpgroup.
     pub const WARPGROUP: u32 = 1;
     /// + warpgroup: a consumer warpgroup and the warp that publishes its parts, 160 threads.

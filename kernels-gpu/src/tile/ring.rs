@@ -10,11 +10,12 @@
 use cuda_std::shared;
 
 use crate::config::wgmma::{
-    A_BYTES, CHUNK_BYTES, CLUSTER_SIZE, CONVERSION_BARRIERS_OFFSET, CONVERTED_OFFSET, CONSUMERS, EMPTY_OFFSET, FULL_OFFSET, OUTPUT_CHUNKS,
-    OUTPUT_OFFSET, STAGE_BYTES, STAGES,
+    A_BYTES, CHUNK_BYTES, CLUSTER_SIZE, CONSUMERS, CONVERSION_BARRIERS_OFFSET, CONVERTED_OFFSET, EMPTY_OFFSET,
+    FULL_OFFSET, OUTPUT_CHUNKS, OUTPUT_OFFSET, STAGE_BYTES, STAGES,
 };
 use crate::ptx::hopper::{
-    mbarrier_arrive_at_if, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait, mbarrier_wait_if,
+    mbarrier_arrive_at_if, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait,
+    mbarrier_wait_if,
 };
 
 /// Position in the ring.

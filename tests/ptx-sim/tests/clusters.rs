@@ -31,7 +31,8 @@ fn cause(body: &str) -> Cause {
 
 const CLUSTER_BARRIER: &str = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;";
 /// Both blocks arrive at both mbarriers.
-const ARRIVE: &str = "@%p0 mbarrier.arrive.shared::cta.b64 _, [%r5]; @%p0 mbarrier.arrive.shared::cluster.b64 _, [%r6];";
+const ARRIVE: &str =
+    "@%p0 mbarrier.arrive.shared::cta.b64 _, [%r5]; @%p0 mbarrier.arrive.shared::cluster.b64 _, [%r6];";
 const WAIT: &str = "$again: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], %r4; @!%p1 bra $again;";
 
 #[test]

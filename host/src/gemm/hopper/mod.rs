@@ -251,8 +251,13 @@ impl Lists {
                 parts,
                 ..Item::END
             };
-            let items =
-                GroupItems { common, beside: group.beside, tiles: group.tiles(), first_slot: places.slots, first_counter: places.counters };
+            let items = GroupItems {
+                common,
+                beside: group.beside,
+                tiles: group.tiles(),
+                first_slot: places.slots,
+                first_counter: places.counters,
+            };
             if parts > 0 {
                 places.slots += group.len() * CLUSTER_SIZE as usize * slots_per_tile(&common);
                 places.counters += group.len() * CLUSTER_SIZE as usize;

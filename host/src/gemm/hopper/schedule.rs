@@ -1,7 +1,7 @@
-//! Deals the items of a tiling to the blocks, longest first, and plays the lists on the cost model.
+//! Deals the items of a tiling to the clusters, longest first, and plays the lists on the cost model.
 //!
-//! Parts go to the first blocks, what waits for them to the others (see [`Item`](attn_backward_kernels::schedule::item::Item)), whole tiles to either.
-//! Behind a conversion everything goes to all of them: there blocks wait for each other anyway.
+//! Parts go to the first clusters, what waits for them to the others (see [`Item`](attn_backward_kernels::schedule::item::Item)), whole tiles to either.
+//! Behind a conversion everything goes to all of them: there clusters wait for each other anyway.
 //!
 //! The search and the plan use the same function, so a plan's prediction is that of the lists it was chosen for.
 
@@ -32,7 +32,7 @@ pub struct Run {
     turn: usize,
 }
 
-/// An item of a block's list.
+/// An item of a cluster's list.
 #[derive(Clone, Copy, Debug)]
 pub enum Scheduled {
     /// Tile `tile` of a run's group.
@@ -58,9 +58,9 @@ pub enum Scheduled {
 /// What the cost model says of the lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// End of the last block.
+    /// End of the last cluster.
     pub makespan_ns: u64,
-    /// Mean over the blocks, waits included.
+    /// Mean over the clusters, waits included.
     pub mean_ns: u64,
 }
 
@@ -97,32 +97,32 @@ pub fn lower_bound_ns(runs: &[Run], lead: &Lead) -> u64 {
     ((work + lead.done_ns.iter().sum::<u64>()) / lead.done_ns.len() as u64).max(longest)
 }
 
-/// How many of the blocks, the first ones, take parts. Choices: what the parts fill and these shares, in percent, of what whole tiles fill, if all work is spread
+/// How many of the clusters, the first ones, take parts. Choices: what the parts fill and these shares, in percent, of what whole tiles fill, if all work is spread
 /// evenly; the one that ends first. (The suite of operation A, mean of predictions in us: 20 29.9, 33 29.6, 50 29.7, 100 29.8; the better of the two
 /// here 29.6; parts anywhere, which would take a cooperative launch, 29.5.)
 const SHARES_OF_WHOLE_TILES: [u64; 2] = [33, 100];
 
-/// The choices of how many blocks take parts, each once: at least one, and at least one does not. 0, all blocks take anything, if nothing waits, or behind a
+/// The choices of how many clusters take parts, each once: at least one, and at least one does not. 0, all clusters take anything, if nothing waits, or behind a
 /// conversion.
-fn parting_blocks(groups: &[TileGroup], runs: &[Run], lead: &Lead) -> Vec<usize> {
-    let blocks = lead.done_ns.len();
+fn parting_clusters(groups: &[TileGroup], runs: &[Run], lead: &Lead) -> Vec<usize> {
+    let clusters = lead.done_ns.len();
     let of = |role: fn(Role) -> bool| runs.iter().filter(|r| role(r.role)).map(|r| r.ns * r.count as u64).sum::<u64>();
     let parts = of(|role| matches!(role, Role::Part(_)));
     let wholes = of(|role| role == Role::Whole);
     let owners = of(|role| role == Role::Owner);
     let reduced = groups.iter().filter(|group| matches!(group.split, KSplit::Parts(_)));
     let reduces: u64 = reduced.map(|g| g.len() as u64 * reduce_ns(g.width / 8, g.split.parts())).sum();
-    if parts == 0 || blocks < 2 || lead.converts() {
+    if parts == 0 || clusters < 2 || lead.converts() {
         return vec![0];
     }
     let all = 100 * (parts + wholes + owners + reduces);
-    let choice = |share: u64| (blocks as u64 * (100 * parts + share * wholes) / all) as usize;
-    let mut choices: Vec<usize> = SHARES_OF_WHOLE_TILES.map(choice).map(|n| n.clamp(1, blocks - 1)).into();
+    let choice = |share: u64| (clusters as u64 * (100 * parts + share * wholes) / all) as usize;
+    let mut choices: Vec<usize> = SHARES_OF_WHOLE_TILES.map(choice).map(|n| n.clamp(1, clusters - 1)).into();
     choices.dedup();
     choices
 }
 
-/// Which blocks may take an item.
+/// Which clusters may take an item.
 #[derive(Clone, Copy)]
 enum Side {
     /// Those that take parts.
@@ -133,26 +133,26 @@ enum Side {
     Either,
 }
 
-/// Loads of the blocks of either side: smallest first, then the smallest block number.
+/// Loads of the clusters of either side: smallest first, then the smallest cluster number.
 struct Loads {
     parting: BinaryHeap<Reverse<(u64, usize)>>,
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl Loads {
-    /// The first `parting` blocks take parts; 0: all of them, and all wait.
+    /// The first `parting` clusters take parts; 0: all of them, and all wait.
     fn new(loads: &[u64], parting: usize) -> Self {
-        let mut blocks = loads.iter().enumerate().map(|(block, load)| Reverse((*load, block)));
-        Loads { parting: blocks.by_ref().take(parting).collect(), waiting: blocks.collect() }
+        let mut clusters = loads.iter().enumerate().map(|(cluster, load)| Reverse((*load, cluster)));
+        Loads { parting: clusters.by_ref().take(parting).collect(), waiting: clusters.collect() }
     }
 
-    /// The least load of all blocks.
+    /// The least load of all clusters.
     fn least(&self) -> u64 {
         let least = |heap: &BinaryHeap<Reverse<(u64, usize)>>| heap.peek().map_or(u64::MAX, |Reverse((load, _))| *load);
         least(&self.parting).min(least(&self.waiting))
     }
 
-    /// The least loaded block of a side, which does `ns` of work from `ready` at the earliest.
+    /// The least loaded cluster of a side, which does `ns` of work from `ready` at the earliest.
     fn take(&mut self, side: Side, ready: u64, ns: u64) -> usize {
         let is_parting = match (side, self.parting.peek(), self.waiting.peek()) {
             (_, None, _) | (Side::Waiting, ..) => false,
@@ -161,26 +161,26 @@ impl Loads {
         };
         let heap = if is_parting { &mut self.parting } else { &mut self.waiting };
         let Some(mut least) = heap.peek_mut() else { return 0 };
-        let Reverse((load, block)) = *least;
-        *least = Reverse((load.max(ready) + ns, block)); // sinks to its place when the guard drops
-        block
+        let Reverse((load, cluster)) = *least;
+        *least = Reverse((load.max(ready) + ns, cluster)); // sinks to its place when the guard drops
+        cluster
     }
 }
 
-/// How many of the blocks take parts so that the last one ends first, and when it ends in ns.
+/// How many of the clusters take parts so that the last one ends first, and when it ends in ns.
 pub fn best_parting(
     groups: &[TileGroup],
     runs: (&[Run], usize),
     lead: &Lead,
     cost: impl Fn(&TileGroup) -> Cost,
 ) -> (usize, u64) {
-    let choices = parting_blocks(groups, runs.0, lead).into_iter();
+    let choices = parting_clusters(groups, runs.0, lead).into_iter();
     let ends = choices.map(|parting| (parting, play(groups, runs, lead, parting, &cost, |_, _| {}).makespan_ns));
     ends.min_by_key(|(_, makespan_ns)| *makespan_ns).unwrap_or((0, 0)) // there is a choice
 }
 
-/// Deals the runs to the blocks of `lead` (at least 1), parts to the first `parting` of them and what waits for parts to the others (0: anything to
-/// all), and calls `emit(block, item)` in an order in which each block's items are its list: turn by turn whole tiles of later turns that fit in before it,
+/// Deals the runs to the clusters of `lead` (at least 1), parts to the first `parting` of them and what waits for parts to the others (0: anything to
+/// all), and calls `emit(cluster, item)` in an order in which each cluster's items are its list: turn by turn whole tiles of later turns that fit in before it,
 /// parts, whole tiles, owners; then reduce items.
 pub fn play(
     groups: &[TileGroup],
@@ -191,8 +191,8 @@ pub fn play(
     mut emit: impl FnMut(usize, Scheduled),
 ) -> Times {
     let mut clock = lead.done_ns.clone();
-    let blocks = clock.len();
-    let mut block_of = vec![0; items];
+    let clusters = clock.len();
+    let mut cluster_of = vec![0; items];
     // Tiles of each run that were dealt before its turn, the first ones.
     let mut early = vec![0; runs.len()];
     // When the last part of each tile is done.
@@ -213,9 +213,9 @@ pub fn play(
                     if loads.least().max(ready) + run.ns > begin {
                         break;
                     }
-                    let block = loads.take(Side::Either, ready, run.ns);
-                    clock[block] = clock[block].max(ready) + run.ns;
-                    emit(block, Scheduled::Tile { run: *run, tile: *early });
+                    let cluster = loads.take(Side::Either, ready, run.ns);
+                    clock[cluster] = clock[cluster].max(ready) + run.ns;
+                    emit(cluster, Scheduled::Tile { run: *run, tile: *early });
                     *early += 1;
                 }
             }
@@ -230,23 +230,23 @@ pub fn play(
                 Role::Whole => Side::Either,
             };
             for tile in *early..run.count {
-                block_of[run.first + tile] = loads.take(side, lead.ready(group, tile), run.ns);
+                cluster_of[run.first + tile] = loads.take(side, lead.ready(group, tile), run.ns);
             }
         }
         for run in turn.iter().filter(|run| matches!(run.role, Role::Part(_))) {
             for tile in 0..run.count {
-                let block = block_of[run.first + tile];
-                clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
+                let cluster = cluster_of[run.first + tile];
+                clock[cluster] = clock[cluster].max(lead.ready(&groups[run.group], tile)) + run.ns;
                 let done = &mut parts_done[run.group][tile];
-                *done = clock[block].max(*done);
-                emit(block, Scheduled::Tile { run: *run, tile });
+                *done = clock[cluster].max(*done);
+                emit(cluster, Scheduled::Tile { run: *run, tile });
             }
         }
         for (run, early) in runs().filter(|(run, _)| run.role == Role::Whole) {
             for tile in *early..run.count {
-                let block = block_of[run.first + tile];
-                clock[block] = clock[block].max(lead.ready(&groups[run.group], tile)) + run.ns;
-                emit(block, Scheduled::Tile { run: *run, tile });
+                let cluster = cluster_of[run.first + tile];
+                clock[cluster] = clock[cluster].max(lead.ready(&groups[run.group], tile)) + run.ns;
+                emit(cluster, Scheduled::Tile { run: *run, tile });
             }
         }
         for run in turn.iter().filter(|run| run.role == Role::Owner) {
@@ -254,19 +254,19 @@ pub fn play(
             let cost = cost(group);
             let after_wait = cost.tile + u64::from(group.split.parts()) * cost.add;
             for tile in 0..run.count {
-                let block = block_of[run.first + tile];
-                let multiplied = clock[block].max(lead.ready(group, tile)) + run.ns - after_wait;
-                clock[block] = multiplied.max(parts_done[run.group][tile] + PUBLISH_NS) + after_wait;
-                emit(block, Scheduled::Tile { run: *run, tile });
+                let cluster = cluster_of[run.first + tile];
+                let multiplied = clock[cluster].max(lead.ready(group, tile)) + run.ns - after_wait;
+                clock[cluster] = multiplied.max(parts_done[run.group][tile] + PUBLISH_NS) + after_wait;
+                emit(cluster, Scheduled::Tile { run: *run, tile });
             }
         }
     }
     reduce(groups, &parts_done, &mut clock, parting, &mut emit);
     let makespan_ns = clock.iter().copied().max().unwrap_or(0);
-    Times { makespan_ns, mean_ns: clock.iter().sum::<u64>() / blocks as u64 }
+    Times { makespan_ns, mean_ns: clock.iter().sum::<u64>() / clusters as u64 }
 }
 
-/// Deals the reduce items of all groups that need them, about one for each block behind the first `parting`.
+/// Deals the reduce items of all groups that need them, about one for each cluster behind the first `parting`.
 fn reduce(
     groups: &[TileGroup],
     parts_done: &[Vec<u64>],
@@ -289,9 +289,9 @@ fn reduce(
             for first in (0..all).step_by(step as usize) {
                 let count = step.min(all - first);
                 let ns = reduce_ns(count, parts);
-                let block = loads.take(Side::Waiting, 0, ns);
-                clock[block] = clock[block].max(done + PUBLISH_NS) + ns;
-                emit(block, Scheduled::Reduce { group: index, tile, first, count });
+                let cluster = loads.take(Side::Waiting, 0, ns);
+                clock[cluster] = clock[cluster].max(done + PUBLISH_NS) + ns;
+                emit(cluster, Scheduled::Reduce { group: index, tile, first, count });
             }
         }
     }

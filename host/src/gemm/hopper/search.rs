@@ -15,8 +15,8 @@ use crate::gemm::ProductShape;
 /// Items that a search may play, in each of the ways that parts can be dealt: 10 to 40 ms for operation A; behind a conversion, whose end all products must fit around, more.
 const MAX_ITEMS_PLAYED: usize = 500_000;
 const MAX_ITEMS_PLAYED_CONVERTING: usize = 1_000_000;
-/// Products with more tiles than this many times the blocks are not cut along K: the workspace stays small, and balance needs no help.
-const MAX_SPLIT_TILES_PER_BLOCK: usize = 2;
+/// Products with more tiles than this many times the clusters are not cut along K: the workspace stays small, and balance needs no help.
+const MAX_SPLIT_TILES_PER_CLUSTER: usize = 2;
 /// Up to this n all ways to cut it into tile widths are tried.
 const MAX_N_FOR_ALL_WIDTHS: usize = 2048;
 
@@ -51,12 +51,7 @@ fn is_cut(tiling: &Tiling, widest: u32, k_blocks: u32, (share, parts): (u32, u32
 }
 
 /// The best tilings found for `products` on the clusters (at least 1) of `lead`.
-pub fn search(
-    accumulation: Accumulation,
-    products: &[ProductShape],
-    lead: &Lead,
-    k_cuts: KCuts,
-) -> Vec<Tiling> {
+pub fn search(accumulation: Accumulation, products: &[ProductShape], lead: &Lead, k_cuts: KCuts) -> Vec<Tiling> {
     let mut search = Search { accumulation, products, lead, k_cuts, played: 0 };
     let allowed = accumulation.tile_widths();
     let widest = allowed[0];
@@ -177,7 +172,7 @@ impl Search<'_> {
         }
         let k_blocks = self.accumulation.k_blocks(shape);
         for widths in leads.into_iter().filter(|_| self.k_cuts == KCuts::Allowed) {
-            if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_BLOCK * self.lead.done_ns.len() {
+            if row_blocks * widths.len() <= MAX_SPLIT_TILES_PER_CLUSTER * self.lead.done_ns.len() {
                 let splits = splits(k_blocks).into_iter();
                 options.extend(splits.map(|split| Tiling { widths: widths.clone(), split, narrow_row_blocks: 0 }));
             }

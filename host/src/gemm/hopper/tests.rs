@@ -190,7 +190,7 @@ fn check(plan: &HopperPlan) {
             assert_eq!(tiled, shape.n / 64, "product {product}, row block {row}");
         }
     }
-    // 2 * MAX_SPLIT_TILES_PER_BLOCK tiles a block, each at most 12 parts of 128 x 256: a constant, whatever the number of rows.
+    // 2 * MAX_SPLIT_TILES_PER_CLUSTER tiles a cluster, each at most 12 parts of 256 x 256: a constant, whatever the number of rows.
     assert!(plan.workspace_floats() <= plan.products.len() * 2 * plan.num_blocks() * 12 * 128 * 256);
 }
 

@@ -6,12 +6,18 @@
 //! before the next. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //! `cross_wgmma_fast` makes the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
-//! **Grid.** Any number of blocks, one list of [`Item`]s each; the host makes as many as there are SMs. A launch that converts must be cooperative:
-//! its blocks wait for each other. In the others they wait for blocks before them alone, see [`Item`]. Deterministic: parts are added in a fixed order;
+//! **Grid.** Any number of clusters of two blocks, one list of [`Item`]s a block; the host makes as many blocks as there are SMs. A launch that converts must be
+//! cooperative: its blocks wait for each other. In the others they wait for blocks before them alone, see [`Item`]. Deterministic: parts are added in a fixed order;
 //! counts, and maxima of integers, are all that is atomic.
 //!
 //! **Launch.** Entries that do not convert may be dependent launches (programmatic dependent launch): until the launch before has ended they set up the ring, exchange registers
 //! and load their first item, which no launch writes; then every thread has waited.
+//!
+//! **Clusters.** The two blocks of a cluster have lists of like items, whose tiles lie one below the other and share B: each block loads half of it into the
+//! stages of both (multicast), so that L2 is read a third less. A stage is filled again when the consumers of both blocks have released it. (The last row block
+//! of an odd number has two tiles side by side, which share nothing.) What a block loads for itself alone goes through the same stages: parts to add, and what
+//! k_limit cuts. A launch that converts has a second ring of mbarriers in the same stages: its blocks convert by themselves, and meet at
+//! `converted` before the first tile.
 //!
 //! **Block and roles.** 384 threads. Warpgroup 0: thread 0 is the producer (TMA loads, waits for parts), warps 2 and 3 publish the parts of
 //! consumer warpgroups 0 and 1, warp 1 does the launch's small work beside the products ([`rider`]; idle if it converts), the rest of warp 0 idles. Warpgroups 1
@@ -19,14 +25,15 @@
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768; a k-block takes one, promoted two: `A_lo` and `B_hi`, then
 //! `A_hi` and `B_lo`) at 0; output chunks `[2 warpgroups][2]` of 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
-//! Converting: maxima of warps `[2 warpgroups][2 sets][8]` words at 229,440, guesses `[2 warpgroups][2]` at 229,568; 229,584 in all.
+//! Converting: mbarriers `full[4]`, `empty[4]` of its ring at 229,440, `converted` at 229,504; maxima of warps `[2 warpgroups][2 sets][8]` words at 229,520,
+//! guesses `[2 warpgroups][2]` at 229,648; 229,664 in all.
 //!
 //! **Registers.** 168 at launch; 56 for warpgroup 0 and 224 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory. Converting: the sizes of `config::wgmma::converting`; maxima and
-//! `ready` are zero; 229,584 bytes of dynamic shared memory.
+//! `ready` are zero; 229,664 bytes of dynamic shared memory.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -36,7 +43,8 @@
 //! are added to fp32 totals (to nearest) and start from 0 again; parts are totals.
 //! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
-//! **Barriers.** One block-wide `bar.sync 0`, written down in both branches. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
+//! **Barriers.** A barrier of the cluster at the start, written down in both branches, and one at the end: nobody arrives at a block, or loads into it, that has not
+//! begun or has ended. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
 
 use core::arch::asm;
@@ -46,7 +54,8 @@ use cuda_std::{kernel, thread};
 use crate::config::wgmma as config;
 use crate::params_wgmma::{Conversion, Rider, WgmmaParams};
 use crate::ptx::hopper::{
-    bulk_wait_read_if, cluster_barrier, ctaid_again, fence_mbarrier_init, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc, wait_for_launch_before,
+    bulk_wait_read_if, cluster_barrier, ctaid_again, fence_mbarrier_init, prefetch_l1, setmaxnreg_dec, setmaxnreg_inc,
+    wait_for_launch_before,
 };
 use crate::ptx::sync::tid_again;
 use crate::schedule::item::{Item, item_kind};
@@ -184,7 +193,7 @@ unsafe fn list<E: Entry>() -> *const Item {
 
 /// The kernel: initialises the ring, then the roles.
 ///
-/// Registers are exchanged and the first item is loaded before the block's barrier, all at a time. Nothing is prefetched: tensor maps made the other
+/// Registers are exchanged and the first item is loaded before the cluster's barrier, all at a time. Nothing is prefetched: tensor maps made the other
 /// loads wait 0.4 us, and a load waits 1.5 us for a prefetch of its line.
 ///
 /// # Safety
@@ -193,9 +202,9 @@ unsafe fn list<E: Entry>() -> *const Item {
 unsafe fn run<E: Entry>() {
     let t = thread::thread_idx_x();
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
-    // warp. All threads of the block meet at one barrier, in either branch.
+    // warp. All threads of the cluster meet at one barrier, in either branch, and at another one at the end.
     unsafe {
-        // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the block's barrier into both branches.
+        // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the cluster's barrier into both branches.
         if (if E::CONVERTS { tid_again() } else { t }) == 0 {
             Ring::<true>::new().init();
             if E::CONVERTS {

@@ -10,7 +10,8 @@ use crate::config::wgmma::{CHUNK_BYTES, CLUSTER_SIZE, GROUP_BYTES, TILE_K, TILE_
 use crate::params::Major;
 use crate::params_wgmma::TensorMap;
 use crate::ptx::hopper::{
-    bulk_load, cluster_rank, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_3d_multicast, tma_load_4d, tma_load_4d_multicast,
+    bulk_load, cluster_rank, fence_proxy_async, ld_acquire, prefetch_l1, tma_load_3d, tma_load_3d_multicast,
+    tma_load_4d, tma_load_4d_multicast,
 };
 use crate::ptx::memory::ldg32_or;
 use crate::schedule::item::{Item, item_kind};
@@ -156,7 +157,14 @@ impl BChunks {
 /// # Safety
 /// As [`produce_list`].
 #[inline(always)]
-unsafe fn produce<E: Entry>(ring: &mut Ring<true>, item: &Item, loaded_limit: u32, next: *const Item, first: u32, end: u32) {
+unsafe fn produce<E: Entry>(
+    ring: &mut Ring<true>,
+    item: &Item,
+    loaded_limit: u32,
+    next: *const Item,
+    first: u32,
+    end: u32,
+) {
     if E::Operand::PROMOTED {
         // SAFETY: as the caller promises.
         unsafe { return produce_parts::<E>(ring, item, first, end) };

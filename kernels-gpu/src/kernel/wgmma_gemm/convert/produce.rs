@@ -110,9 +110,7 @@ pub(in crate::kernel::wgmma_gemm) unsafe fn wait_for_operands<E: Entry>(item: &I
             // Hidden states are converted when all gradients of their sequence are.
             wait_for(c, ready::HIDDEN + sequence, tokens(c, sequence));
         } else {
-            // The last tile of a cluster may be past the end.
-            let last = tokens(c, sequence) - 1;
-            let (counter, rows) = row_block(c, sequence, if item.m0 < last { item.m0 } else { last });
+            let (counter, rows) = row_block(c, sequence, item.m0);
             wait_for(c, counter, rows);
             wait_for(c, ready::WEIGHTS + sequence, weight_rows(c, sequence));
         }
