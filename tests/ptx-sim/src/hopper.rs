@@ -34,8 +34,10 @@ pub(crate) enum Hopper {
     TensorLoad { destination: Address, map: Address, coordinates: Vec<Reg>, barrier: Address, blocks: Option<Reg> },
     /// `cp.async.bulk.tensor` from shared to global memory.
     TensorStore { map: Address, coordinates: Vec<Reg>, source: Address },
-    /// `cp.async.bulk.wait_group 0`, reads or all.
-    BulkWait,
+    /// `cp.async.bulk.commit_group`.
+    BulkCommit,
+    /// `cp.async.bulk.wait_group`, reads or all.
+    BulkWait { pending: u32 },
     /// `wgmma.mma_async`.
     Wgmma(Wgmma),
     /// `wgmma.commit_group`.
@@ -77,6 +79,8 @@ pub(crate) struct IssuedWgmma {
 /// A bulk store or addition that was issued: pieces of up to 16 bytes.
 pub(crate) struct IssuedStore {
     lane: usize,
+    /// Number of groups that its thread had committed when it was issued.
+    group: u32,
     adds: bool,
     /// Shared address, global address, bytes.
     pieces: Vec<(u64, u64, u32)>,
@@ -176,7 +180,8 @@ impl Warp {
                 for lane in lanes {
                     let piece = |offset| (from[lane] + offset, to[lane] + offset, 16);
                     let pieces = (0..u64::from(sizes[lane])).step_by(16).map(piece).collect();
-                    self.stores.push(IssuedStore { lane, adds: *adds, pieces });
+                    let group = self.store_groups[lane];
+                    self.stores.push(IssuedStore { lane, group, adds: *adds, pieces });
                 }
             }
             Hopper::TensorLoad { destination, map, coordinates, barrier, blocks } => {
@@ -215,11 +220,15 @@ impl Warp {
                         .tensor_pieces(env, maps[lane], from[lane], coordinates, lane)
                         .map_err(|cause| cause.on(lane))?;
                     pieces.retain(|(_, _, valid)| *valid > 0);
-                    self.stores.push(IssuedStore { lane, adds: false, pieces });
+                    let group = self.store_groups[lane];
+                    self.stores.push(IssuedStore { lane, group, adds: false, pieces });
                 }
             }
-            Hopper::BulkWait => {
-                let (now, later) = std::mem::take(&mut self.stores).into_iter().partition(|s| mask >> s.lane & 1 == 1);
+            Hopper::BulkCommit => lanes.for_each(|lane| self.store_groups[lane] += 1),
+            Hopper::BulkWait { pending } => {
+                let complete = |s: &IssuedStore| s.group + pending < self.store_groups[s.lane];
+                let stores = std::mem::take(&mut self.stores).into_iter();
+                let (now, later) = stores.partition(|s| mask >> s.lane & 1 == 1 && complete(s));
                 self.stores = later;
                 for store in now {
                     self.bulk_store(env, &store).map_err(|cause| cause.on(store.lane))?;

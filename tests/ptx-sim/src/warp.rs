@@ -67,6 +67,8 @@ pub(crate) struct Warp {
     /// Groups of wgmmas that were committed.
     pub wgmma_groups: u32,
     pub stores: Vec<IssuedStore>,
+    /// Groups of bulk stores that each lane has committed.
+    pub store_groups: Words,
 }
 
 impl Warp {
@@ -108,6 +110,7 @@ impl Warp {
             wgmmas: Vec::new(),
             wgmma_groups: 0,
             stores: Vec::new(),
+            store_groups: [0; 32],
         }
     }
 

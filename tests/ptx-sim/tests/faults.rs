@@ -284,7 +284,12 @@ fn bulk_additions_read_shared_memory_until_the_wait() {
     for fence in ["fence.proxy.async; bar.sync 0;", "bar.sync 0; fence.proxy.async;"] {
         assert_eq!(run(&add(fence, ""), &[0; 32]), [3f32.to_bits(); 32]);
         // what has yet to be read must not be overwritten
-        assert!(matches!(cause(&add(fence, "@%p0 st.shared.b32 [%r2], 0f40800000;"), 32), Cause::LaneRace { .. }));
+        let overwrite = "@%p0 st.shared.b32 [%r2], 0f40800000;";
+        assert!(matches!(cause(&add(fence, overwrite), 32), Cause::LaneRace { .. }));
+        // nor behind a wait that leaves one group pending
+        let wait = |pending| format!("@%p0 cp.async.bulk.wait_group.read {pending}; {overwrite}");
+        assert!(matches!(cause(&add(fence, &wait(1)), 32), Cause::LaneRace { .. }));
+        assert_eq!(run(&add(fence, &wait(0)), &[0; 32]), [3f32.to_bits(); 32]);
     }
     assert!(matches!(cause(&add("bar.sync 0;", ""), 32), Cause::ProxyFence { writer: 0, .. }));
 }

@@ -21,7 +21,7 @@ pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(
             return Ok(());
         }
         ("mbarrier", _) => Some(mbarrier(body, &st)?),
-        ("cp", _) => bulk_copy(body, &st)?,
+        ("cp", _) => Some(bulk_copy(body, &st)?),
         ("wgmma", ["fence", "sync", "aligned"]) => None,
         ("wgmma", ["commit_group", "sync", "aligned"]) => Some(Hopper::WgmmaCommit),
         ("wgmma", ["wait_group", "sync", "aligned"]) => {
@@ -76,10 +76,9 @@ fn mbarrier<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Hopper, E
     })
 }
 
-/// `None`: nothing to do.
-fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<Hopper>, Error> {
+fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Hopper, Error> {
     let of = &st.operands;
-    Ok(Some(match &st.modifiers[..] {
+    Ok(match &st.modifiers[..] {
         ["async", "bulk", "shared::cluster", "global", "mbarrier::complete_tx::bytes"] => {
             operands(body, st, 4)?;
             let (destination, source) = (body.address(&of[0])?, body.address(&of[1])?);
@@ -131,12 +130,12 @@ fn bulk_copy<'a>(body: &mut Body<'a, '_>, st: &Statement<'a>) -> Result<Option<H
             let (map, coordinates) = tensor(body, &of[0])?;
             Hopper::TensorStore { map, coordinates, source: body.address(&of[1])? }
         }
-        ["async", "bulk", "commit_group"] => return Ok(None),
-        ["async", "bulk", "wait_group"] | ["async", "bulk", "wait_group", "read"] if literal(body, &of[0])? == 0 => {
-            Hopper::BulkWait
+        ["async", "bulk", "commit_group"] => Hopper::BulkCommit,
+        ["async", "bulk", "wait_group"] | ["async", "bulk", "wait_group", "read"] => {
+            Hopper::BulkWait { pending: literal(body, &of[0])? }
         }
         _ => return Err(unknown(body, st)),
-    }))
+    })
 }
 
 /// A tensor map's address and the coordinates of a box.
