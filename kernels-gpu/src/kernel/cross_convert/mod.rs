@@ -18,14 +18,14 @@
 //! sample; where that is too low the second one converts them again. Every block of the first leaves its maxima, every block of the second reads
 //! them all: nothing has to be zeroed before.
 //!
-//! On Hopper operands may be a dependent launch, and the launch behind it too: either kernel allows that when it has nothing left to load, and operands
-//! waits before it does anything.
+//! On Hopper operands may be a dependent launch, and the launch behind it too: either kernel allows that when it has nothing left to load. Before it waits,
+//! operands loads the first hidden states of each warp, which no launch writes.
 //!
 //! Grid: `config::cross_convert::{gradients,operands}_blocks`, any size is right. Block: 256 threads.
 //! * gradients: a block takes a token at a time (gradient row and row of hidden states), encoder tokens first, then decoder tokens,
 //!   then weight tiles of 32 KiB; every block looks at the same sample before its first. Thread `i` holds pieces `i, i + 256, ..` (16 bytes in, 8 bytes out) of a row between finding the
 //!   maximum and storing; what a row has beyond 512 (encoder) or 1024 (decoder) pieces is read again, from L2.
-//! * operands: a warp takes a row at a time.
+//! * operands: a warp takes a strip of a row at a time, 512 elements.
 //!
 //! Shared memory (dynamic). gradients, `config::cross_convert::GRADIENTS_SMEM_BYTES`: two sets, used in turn, of
 //! ```text

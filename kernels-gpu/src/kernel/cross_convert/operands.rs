@@ -12,8 +12,11 @@ use cuda_std::{shared, thread, warp};
 
 /// Loads that a thread has in flight; 8 run out of predicates, and ptxas then waits between them.
 const LOADS: usize = 4;
+/// Pieces of a row that a warp takes at a time: a strip.
+const STRIP_PIECES: u32 = 32 * LOADS as u32;
 
 /// A matrix to convert; a piece is 16 bytes of fp32 (4 elements).
+#[derive(Clone, Copy)]
 struct Matrix {
     /// `[rows, row_pieces]`.
     source: *const f32,
@@ -21,43 +24,109 @@ struct Matrix {
     out: [*mut u16; 2],
     rows: u32,
     row_pieces: u32,
-    /// Row `t` is stored times `2^(row_exponents[t] - exponent)`; none: 0.
-    row_exponents: Option<*const i32>,
-    exponent: i32,
+    /// Row `t` is stored times `2^(row_exponents[t] - R)`; null: times `2^-R`.
+    row_exponents: *const i32,
 }
 
-/// Converts rows `first, first + warps of the grid, ..`; returns the first index of the next matrix.
+impl Matrix {
+    /// Strips of a row; 1 at least.
+    #[inline(always)]
+    fn row_strips(&self) -> u32 {
+        self.row_pieces.div_ceil(STRIP_PIECES)
+    }
+
+    /// Strips of all rows.
+    #[inline(always)]
+    fn strips(&self) -> u32 {
+        self.rows * self.row_strips()
+    }
+
+    /// Strip `index`.
+    #[inline(always)]
+    fn strip(&self, index: u32) -> Strip {
+        // SAFETY: rows are not empty.
+        unsafe { core::hint::assert_unchecked(self.row_strips() != 0) };
+        let row = index / self.row_strips();
+        let piece = (index - row * self.row_strips()) * STRIP_PIECES + warp::lane_id();
+        Strip { row, piece }
+    }
+
+    /// This thread's pieces of a strip.
+    ///
+    /// # Safety
+    /// The strip is one of `source`.
+    #[inline(always)]
+    unsafe fn load(&self, strip: Strip) -> [[f32; 4]; LOADS] {
+        let source = self.source.cast::<u8>().wrapping_add(self.first(strip) * 16);
+        // SAFETY: pieces past the row's end are not loaded.
+        from_fn(|i| unsafe { ldg128_stream_or_zero(source.wrapping_add(i * 32 * 16), self.holds(strip, i)) })
+    }
+
+    /// The exponent of a strip's row.
+    ///
+    /// # Safety
+    /// The row exists, and its exponent is written.
+    #[inline(always)]
+    unsafe fn row_exponent(&self, strip: Strip) -> i32 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if self.row_exponents.is_null() { 0 } else { self.row_exponents.wrapping_add(strip.row as usize).read() }
+        }
+    }
+
+    /// Stores a strip times `2^exponent`.
+    ///
+    /// # Safety
+    /// `out` has it, which is accessed by nobody else.
+    #[inline(always)]
+    unsafe fn store<const PARTS: usize>(&self, strip: Strip, v: &[[f32; 4]; LOADS], exponent: i32) {
+        let factors = power_of_two_halves(exponent);
+        let out = self.out.map(|part| part.wrapping_add(self.first(strip) * 4));
+        for (i, v) in v.iter().enumerate() {
+            // SAFETY: pieces past the row's end are not stored; each piece belongs to one thread.
+            unsafe { store::<PARTS>(self.holds(strip, i), out, i as u64 * 32 * 8, *v, factors) };
+        }
+    }
+
+    /// Index of the thread's first piece in the matrix.
+    #[inline(always)]
+    fn first(&self, strip: Strip) -> usize {
+        strip.row as usize * self.row_pieces as usize + strip.piece as usize
+    }
+
+    /// Whether the thread's piece `i` of a strip is inside the row.
+    #[inline(always)]
+    fn holds(&self, strip: Strip, i: usize) -> bool {
+        strip.piece + i as u32 * 32 < self.row_pieces
+    }
+}
+
+/// A strip of a matrix.
+#[derive(Clone, Copy)]
+struct Strip {
+    row: u32,
+    /// This thread's first piece of the row; the others are 32, 64, 96 further.
+    piece: u32,
+}
+
+/// Converts strips `first, first + warps of the grid, ..`, times `2^-exponent`; returns the first index of the next matrix.
 ///
 /// # Safety
 /// The matrix is as described, `out` is accessed by nobody else.
 #[inline(always)]
-unsafe fn convert_rows<const PARTS: usize>(m: &Matrix, first: u32) -> u32 {
-    let lane = warp::lane_id();
-    let mut row = first;
-    // SAFETY: `row < rows` exists, pieces past a row's end are neither loaded nor stored, each piece belongs to one thread.
+unsafe fn convert_strips<const PARTS: usize>(m: &Matrix, exponent: i32, first: u32) -> u32 {
+    let mut index = first;
+    // SAFETY: the strip exists.
     unsafe {
-        while row < m.rows {
-            let e = m.row_exponents.map_or(0, |e| e.wrapping_add(row as usize).read());
-            let factors = power_of_two_halves(e - m.exponent);
-            // One address for each tensor and constant steps from it: addresses that ptxas cannot fold would cost loads in flight.
-            let mut at = row as usize * m.row_pieces as usize + lane as usize;
-            let mut piece = lane;
-            while piece - lane < m.row_pieces {
-                let source = m.source.cast::<u8>().wrapping_add(at * 16);
-                let out = m.out.map(|part| part.wrapping_add(at * 4));
-                let inside = |i: usize| piece + i as u32 * 32 < m.row_pieces;
-                let v: [[f32; 4]; LOADS] =
-                    from_fn(|i| ldg128_stream_or_zero(source.wrapping_add(i * 32 * 16), inside(i)));
-                for (i, v) in v.iter().enumerate() {
-                    store::<PARTS>(inside(i), out, i as u64 * 32 * 8, *v, factors);
-                }
-                at += LOADS * 32;
-                piece += LOADS as u32 * 32;
-            }
-            row += thread::grid_dim_x() * WARPS;
+        while index < m.strips() {
+            let strip = m.strip(index);
+            let e = m.row_exponent(strip);
+            let v = m.load(strip);
+            m.store::<PARTS>(strip, &v, e - exponent);
+            index += thread::grid_dim_x() * WARPS;
         }
     }
-    row - m.rows
+    index - m.strips()
 }
 
 /// The maxima of all blocks of gradients, as words.
@@ -91,8 +160,35 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
     let q_out_dim = p.num_heads * p.head_dim;
     let kv_out_dim = p.num_kv_heads * p.head_dim;
     let (pieces, cross_pieces) = (p.hidden_size / 4, p.cross_hidden_size / 4);
+    let dec = Matrix {
+        source: p.decoder_hidden_states,
+        out: p.x_dec,
+        rows: p.rows_dec,
+        row_pieces: pieces,
+        row_exponents: p.row_exponents_dec,
+    };
+    let enc = Matrix {
+        source: p.encoder_hidden_states,
+        out: p.x_enc,
+        rows: p.rows_enc,
+        row_pieces: cross_pieces,
+        row_exponents: p.row_exponents_enc,
+    };
     // SAFETY: the tensors are as in `CrossConvertParams`; what gradients writes is read when it has ended.
     unsafe {
+        // The first strip of this warp, of either sequence, is loaded before gradients has ended, which only reads hidden states.
+        let first = thread::block_idx_x() * WARPS + thread::thread_idx_x() / 32;
+        let is_dec = first < dec.strips();
+        let is_enc = !is_dec && first - dec.strips() < enc.strips();
+        let mut strip = Strip { row: 0, piece: 0 };
+        let mut v = [[0f32; 4]; LOADS];
+        if is_dec {
+            strip = dec.strip(first);
+            v = dec.load(strip);
+        } else if is_enc {
+            strip = enc.strip(first - dec.strips());
+            v = enc.load(strip);
+        }
         #[cfg(target_feature = "sm_90a")]
         crate::ptx::hopper::wait_for_launch_before();
         let words = block_maxima(p);
@@ -101,26 +197,28 @@ pub unsafe fn convert<const PARTS: usize>(p: &CrossConvertParams) {
         for (i, exponent) in exponents.into_iter().enumerate() {
             stg32_if(first_thread, p.exponents.wrapping_add(i).cast(), exponent as u32);
         }
+        if is_dec {
+            dec.store::<PARTS>(strip, &v, dec.row_exponent(strip) - exponents[0]);
+        } else if is_enc {
+            enc.store::<PARTS>(strip, &v, enc.row_exponent(strip) - exponents[1]);
+        }
+
         // No rows of weights whose guess holds.
         let again = |sequence: usize, rows| {
             if words[maxima::WEIGHTS + sequence] == words[maxima::GUESSES + sequence] { 0 } else { rows }
         };
-        let (source, out, rows, exponent) = (p.q_weight, p.wq, again(0, q_out_dim), exponents[2]);
-        let q = Matrix { source, out, rows, row_pieces: pieces, row_exponents: None, exponent };
-        let (source, out, rows, exponent) = (p.k_weight, p.wkv, again(1, kv_out_dim), exponents[3]);
-        let k = Matrix { source, out, rows, row_pieces: cross_pieces, row_exponents: None, exponent };
+        let weights =
+            |source, out, rows, row_pieces| Matrix { source, out, rows, row_pieces, row_exponents: core::ptr::null() };
+        let q = weights(p.q_weight, p.wq, again(0, q_out_dim), pieces);
+        let k = weights(p.k_weight, p.wkv, again(1, kv_out_dim), cross_pieces);
         let below = kv_out_dim as usize * p.cross_hidden_size as usize;
         let v = Matrix { source: p.v_weight, out: p.wkv.map(|part| part.wrapping_add(below)), ..k };
-        let (source, out, row_exponents) = (p.encoder_hidden_states, p.x_enc, Some(p.row_exponents_enc.cast_const()));
-        let enc =
-            Matrix { source, out, rows: p.rows_enc, row_pieces: cross_pieces, row_exponents, exponent: exponents[1] };
-        let (source, out, row_exponents) = (p.decoder_hidden_states, p.x_dec, Some(p.row_exponents_dec.cast_const()));
-        let dec = Matrix { source, out, rows: p.rows_dec, row_pieces: pieces, row_exponents, exponent: exponents[0] };
-        let next = convert_rows::<PARTS>(&dec, thread::block_idx_x() * WARPS + thread::thread_idx_x() / 32);
-        let next = convert_rows::<PARTS>(&enc, next);
-        let next = convert_rows::<PARTS>(&q, next);
-        let next = convert_rows::<PARTS>(&k, next);
-        convert_rows::<PARTS>(&v, next);
+        let next = if is_dec | is_enc { first + thread::grid_dim_x() * WARPS } else { first };
+        let next = convert_strips::<PARTS>(&dec, exponents[0], next);
+        let next = convert_strips::<PARTS>(&enc, exponents[1], next);
+        let next = convert_strips::<PARTS>(&q, exponents[2], next);
+        let next = convert_strips::<PARTS>(&k, exponents[3], next);
+        convert_strips::<PARTS>(&v, exponents[3], next);
         #[cfg(target_feature = "sm_90a")]
         crate::ptx::hopper::launch_dependents();
     }
