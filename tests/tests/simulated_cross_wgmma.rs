@@ -14,7 +14,7 @@ use ndarray::{Array3, Axis, s};
 /// Any element: these tests judge by the norm.
 const ANY: Tolerance = Tolerance { max_atol: MaxAtol::Fixed(f64::INFINITY), max_rtol: 0.0, required_match_ratio: 0.0 };
 
-/// The fewest SMs of which one goes on converting beside the products of the others. They want 32 decoder tokens.
+/// The fewest SMs of which some, the two of a cluster, go on converting beside the products of the others. They want 32 decoder tokens.
 const NUM_SMS: usize = 4;
 
 /// The model's sizes. A stage holds two decoder tokens, or one encoder token.
@@ -31,8 +31,8 @@ fn shape(batch_size: usize, seq_len_dec: usize, seq_len_enc: usize) -> Shape {
     }
 }
 
-/// The gradients, by a launch whose operands are those of the host's emulation; `None` without PTX. Block 0
-/// converts beside the others' products.
+/// The gradients, by a launch whose operands are those of the host's emulation; `None` without PTX. Blocks 0 and 1
+/// convert beside the others' products.
 #[track_caller]
 fn run(inputs: &Inputs, pace: Pace) -> Option<Gradients> {
     let mut gpu = Simulator::hopper(NUM_SMS as u32)?;
@@ -104,6 +104,14 @@ fn fast_has_the_promised_error_for_rows_of_very_different_sizes_in_two_row_block
 fn a_warp_that_is_late_finds_the_stages_that_it_waits_for() {
     // The last warp of the second consumer warpgroup, which reads every second encoder token: a stage each.
     assert_promised(&cross_of(3, shape(1, 32, 40)), Pace { late_warp: Some(11), ..Pace::default() });
+}
+
+#[test]
+fn a_block_that_is_behind_its_cluster_gets_what_is_its_own() {
+    // Three row blocks of decoder tokens: tiles one below the other, which share B, and two side by side, which do not.
+    for late_rank in [Some(0), Some(1)] {
+        assert_promised(&cross_of(4, shape(1, 300, 16)), Pace { late_rank, ..Pace::default() });
+    }
 }
 
 #[test]

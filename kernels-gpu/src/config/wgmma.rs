@@ -90,8 +90,8 @@ pub const CONVERSION_BARRIERS_OFFSET: u32 = SMEM_BYTES;
 /// Offset of the mbarrier at which all consumer warpgroups of a cluster arrive when they have converted.
 pub const CONVERTED_OFFSET: u32 = CONVERSION_BARRIERS_OFFSET + RING_BARRIER_BYTES;
 /// Offset of the maxima that the warps of a consumer warpgroup exchange while they convert tokens: `[2 warpgroups][2 sets][8]` words.
-pub const EXCHANGE_OFFSET: u32 = (CONVERTED_OFFSET + 8).next_multiple_of(16);
-/// Bytes of a warpgroup's sets.
+pub const EXCHANGE_OFFSET: u32 = (CONVERTED_OFFSET + 8).next_multiple_of(EXCHANGE_BYTES);
+/// Bytes of a warpgroup's sets, which lie on a multiple of them.
 pub const EXCHANGE_BYTES: u32 = 2 * 8 * 4;
 /// Offset of the guessed maxima of the weights, `[2 warpgroups][2 sequences]` words.
 pub const GUESS_OFFSET: u32 = EXCHANGE_OFFSET + 2 * EXCHANGE_BYTES;

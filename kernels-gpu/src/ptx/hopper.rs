@@ -5,6 +5,7 @@
 //! warpgroup.
 use core::arch::asm;
 
+use crate::config::wgmma::CLUSTER_SIZE;
 use crate::params_wgmma::TensorMap;
 
 // ---- barriers and fences -----------------------------------------------------------------------
@@ -64,7 +65,7 @@ pub unsafe fn fence_proxy_async_shared() {
 /// `mbarrier.init.shared::cta.b64`.
 ///
 /// # Safety
-/// `barrier` is 8 bytes of shared memory, 8-byte aligned; nobody uses it before a block barrier after [`fence_mbarrier_init`].
+/// `barrier` is 8 bytes of shared memory, 8-byte aligned; nobody uses it before a barrier of the block, or of the cluster if other blocks do, after [`fence_mbarrier_init`].
 #[inline(always)]
 pub unsafe fn mbarrier_init(barrier: u32, arrivals: u32) {
     // SAFETY: as the caller promises.
@@ -144,7 +145,7 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
 }
 
 /// `mbarrier.arrive` at the barrier at the same address of block `rank` of the cluster, where `ok`. Default semantics (release, CTA scope), as
-/// [`mbarrier_arrive_if`]: it follows reads by the async proxy that have completed, and nothing that the cluster must see.
+/// [`mbarrier_arrive_if`]: it may say that this block has read something, not that it has written what the cluster must see.
 ///
 /// # Safety
 /// If `ok`, as [`mbarrier_arrive_if`] for that block, which has not exited.
@@ -152,9 +153,10 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(ok: bool, barrier: u32, bytes: u32) {
 pub unsafe fn mbarrier_arrive_at_if(ok: bool, barrier: u32, rank: u32) {
     // SAFETY: as the caller promises.
     unsafe {
-        asm!("{{ .reg .pred p; .reg .b32 t; setp.ne.u32 p, {ok}, 0; mapa.shared::cluster.u32 t, {a}, {r};",
+        // Ranks of threads that do not arrive are made ones that there are.
+        asm!("{{ .reg .pred p; .reg .b32 t; setp.ne.u32 p, {ok}, 0; and.b32 t, {r}, {last}; mapa.shared::cluster.u32 t, {a}, t;",
              "@p mbarrier.arrive.shared::cluster.b64 _, [t]; }}",
-             ok = in(reg32) ok as u32, a = in(reg32) barrier, r = in(reg32) rank, options(nostack))
+             ok = in(reg32) ok as u32, a = in(reg32) barrier, r = in(reg32) rank, last = const CLUSTER_SIZE - 1, options(nostack))
     }
 }
 
@@ -169,14 +171,15 @@ pub fn cluster_rank() -> u32 {
     rank
 }
 
-/// `barrier.cluster.arrive.release` and `barrier.cluster.wait.acquire`: all threads of all blocks of the cluster.
+/// `barrier.cluster.arrive.relaxed` and `barrier.cluster.wait.acquire`: all threads of all blocks of the cluster. It orders mbarrier initialisations behind a
+/// [`fence_mbarrier_init`], and no other accesses: with `.release` ptxas puts a MEMBAR.ALL.GPU in front.
 ///
 /// # Safety
 /// All threads of the cluster that have not exited come to as many of them.
 #[inline(always)]
 pub unsafe fn cluster_barrier() {
     // SAFETY: as the caller promises.
-    unsafe { asm!("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", options(nostack)) }
+    unsafe { asm!("barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;", options(nostack)) }
 }
 
 // ---- TMA ---------------------------------------------------------------------------------------

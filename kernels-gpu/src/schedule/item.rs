@@ -81,7 +81,7 @@ pub struct Item {
     pub shares_b: u32,
     /// Tensor map of A.
     pub a_map: u32,
-    /// Tensor map of B's first segment for this tile width; those of the other segments follow (promoted: one map has both parts).
+    /// Tensor map of B's first segment; those of the other segments follow (promoted: one map has both parts).
     pub b_map: u32,
     /// Tensor map of C.
     pub c_map: u32,

@@ -95,7 +95,7 @@ impl<const CLUSTER: bool> Ring<CLUSTER> {
     /// Producer: waits until the stage is free, then announces `bytes` of loads into it.
     ///
     /// # Safety
-    /// The producer thread, after `init` and the block barrier; it then issues loads of exactly `bytes`, and advances.
+    /// The producer thread, after `init` and the barrier behind it; it then issues loads of exactly `bytes`, and advances.
     #[inline(always)]
     pub unsafe fn acquire(&self, bytes: u32) {
         // SAFETY: initialised, as the caller promises. A fresh barrier counts as past the phase of parity 1: the first round finds all free.
@@ -105,10 +105,23 @@ impl<const CLUSTER: bool> Ring<CLUSTER> {
         }
     }
 
+    /// Producer: waits until all stages are free, after the last one that it filled and the advance behind it.
+    ///
+    /// # Safety
+    /// As [`Ring::acquire`]; the producer then fills none.
+    #[inline(always)]
+    pub unsafe fn wait_until_released(mut self) {
+        for _ in 0..STAGES {
+            // SAFETY: initialised; a stage that was never filled counts as free, as in `acquire`.
+            unsafe { mbarrier_wait(self.empty(), self.parity ^ 1) };
+            self.advance();
+        }
+    }
+
     /// Consumer: waits until the stage is filled.
     ///
     /// # Safety
-    /// After `init` and the block barrier.
+    /// After `init` and the barrier behind it.
     #[inline(always)]
     pub unsafe fn wait_full(&self) {
         // SAFETY: initialised, as the caller promises.

@@ -195,12 +195,12 @@ impl<'a> Body<'a, '_> {
         Error::Parse { line: self.line, message: message.into() }
     }
 
-    /// Appends an operation of the statement at hand.
-    /// The statement before this one, if it made an instruction.
+    /// The operation that was appended last.
     pub fn last(&self) -> Option<&Op> {
         self.program.instructions.last().map(|instruction| &instruction.op)
     }
 
+    /// Appends an operation of the statement at hand.
     pub fn emit(&mut self, op: Op) {
         let (line, text) = (self.line as u32, self.text.clone());
         let collective = op.is_collective();

@@ -98,7 +98,7 @@ struct Mbarrier {
     known: Clocks,
 }
 
-/// A block's mbarriers, by address.
+/// A cluster's mbarriers, by address.
 #[derive(Default)]
 pub(crate) struct Mbarriers(HashMap<u64, Mbarrier>);
 

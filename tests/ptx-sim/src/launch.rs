@@ -37,9 +37,11 @@ pub struct Options {
     pub detect_races: bool,
     /// Whether reads of shared memory that nobody wrote are faults. (In global memory that depends on the allocation.)
     pub detect_unwritten_shared: bool,
-    /// Index of a block that runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
+    /// Index of a block that, with its cluster, runs some hundred times as fast as any other, in an order that is the same each time: it comes to what the others
     /// do long before they have done it, so that waits which are missing are seen. All blocks run on one thread then.
     pub ahead: Option<u64>,
+    /// Rank of a block that in every cluster runs only once in a while, unless all others of the cluster wait for it at barriers.
+    pub late_rank: Option<usize>,
     /// Index of a warp that in every block runs only once in a while, unless all others wait for it at barriers: what others do meanwhile must not
     /// lose it.
     pub late_warp: Option<usize>,
@@ -53,6 +55,7 @@ impl Default for Options {
             detect_races: true,
             detect_unwritten_shared: true,
             ahead: None,
+            late_rank: None,
             late_warp: None,
         }
     }
@@ -340,16 +343,20 @@ impl Launch<'_> {
     /// Runs a cluster for a while. True if it is done.
     fn turn(&self, cluster: &mut Cluster) -> Result<bool, Error> {
         let blocks = u64::from(self.entry.cluster_size());
-        let (rounds, instructions) = match (self.options.ahead, self.options.late_warp) {
-            (None, None) => (BLOCK_TURN, WARP_TURN),
-            (None, Some(_)) => (BLOCK_TURN, LATE.0),
+        let is_any_late = self.options.late_warp.is_some() || self.options.late_rank.is_some();
+        let (rounds, instructions) = match (self.options.ahead, is_any_late) {
+            (None, false) => (BLOCK_TURN, WARP_TURN),
+            (None, true) => (BLOCK_TURN, LATE.0),
             (Some(ahead), _) if ahead / blocks == cluster.index / blocks => AHEAD,
             (Some(_), _) => BEHIND,
         };
         for _ in 0..rounds {
             let (mut ran, mut used_up) = (false, false);
             cluster.rounds += 1;
-            let is_late = |warp: usize| self.options.late_warp == Some(warp % self.block_warps());
+            let is_late = |warp: usize| {
+                let (rank, warp) = (warp / self.block_warps(), warp % self.block_warps());
+                self.options.late_warp == Some(warp) || self.options.late_rank == Some(rank)
+            };
             let has_turn = |warp: usize| cluster.states[warp] == State::Ready && !is_late(warp);
             let late_has_turn = cluster.rounds.is_multiple_of(LATE.1) || !(0..cluster.warps.len()).any(has_turn);
             for warp in 0..cluster.warps.len() {

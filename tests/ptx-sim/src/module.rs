@@ -326,7 +326,7 @@ fn entry(cursor: &mut Cursor, mut symbols: HashMap<String, Symbol>, mut shared: 
             ".maxntid" | ".reqntid" => max_threads = Some(numbers?.iter().product::<u64>() as u32),
             ".reqnctapercluster" => {
                 cluster_size = match numbers?[..] {
-                    [x, ..] if (1..=MAX_CLUSTER_SIZE).contains(&x) => x as u32,
+                    [x] | [x, 1] | [x, 1, 1] if (1..=MAX_CLUSTER_SIZE).contains(&x) => x as u32,
                     _ => return Err(cursor.fail("expected the blocks of a cluster, in x alone")),
                 };
             }

@@ -48,11 +48,12 @@ fn a_grid_is_of_whole_clusters() {
 
 #[test]
 fn blocks_arrive_at_each_others_mbarriers() {
-    // Each block's word is written before its arrival at the other block's mbarrier, and read after the wait there.
+    // Each block's word is written before its arrival at the other block's mbarrier, and read after the wait there. (On a GPU that takes arrivals and waits
+    // of cluster scope; scopes are not modelled.)
     let handed = |wait: &str| {
         format!(
             "mov.u32 %r4, 0; add.s32 %r7, %r5, 64; add.s32 %r8, %r1, 70; @%p0 st.shared.b32 [%r7], %r8; {CLUSTER_BARRIER} {ARRIVE} {wait}
-             mapa.shared::cluster.u32 %r7, %r7, %r2; ld.shared.b32 %r9, [%r7]; {CLUSTER_BARRIER}"
+             mapa.shared::cluster.u32 %r7, %r7, %r2; ld.shared::cluster.b32 %r9, [%r7]; {CLUSTER_BARRIER}"
         )
     };
     let words = run(&handed(WAIT), 4).unwrap();
@@ -64,7 +65,7 @@ fn words_of_the_other_block_are_ordered_by_what_both_came_to() {
     let read = |between: &str| {
         format!(
             "add.s32 %r7, %r5, 64; @%p0 st.shared.b32 [%r7], 7; {between}
-             mapa.shared::cluster.u32 %r7, %r7, %r2; ld.shared.b32 %r9, [%r7]; {CLUSTER_BARRIER}"
+             mapa.shared::cluster.u32 %r7, %r7, %r2; ld.shared::cluster.b32 %r9, [%r7]; {CLUSTER_BARRIER}"
         )
     };
     assert_eq!(run(&read(CLUSTER_BARRIER), 2).unwrap(), [7; 64]);

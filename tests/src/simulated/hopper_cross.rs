@@ -37,8 +37,10 @@ fn gradient_map(address: u64, shape: &Shape, seq_len: usize, tokens: u32) -> Ten
 /// Who runs at another pace than the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Block that runs ahead of the others, if there is one.
+    /// Block that, with its cluster, runs ahead of the others, if there is one.
     pub ahead: Option<u64>,
+    /// Rank of the block that is behind the other one of its cluster, in all clusters, if there is one.
+    pub late_rank: Option<usize>,
     /// Warp that is behind the others of its block, in all blocks, if there is one.
     pub late_warp: Option<usize>,
 }
@@ -108,8 +110,8 @@ pub fn backward(gpu: &mut Simulator, inputs: &Inputs, target: &Target, pace: Pac
         shared_bytes: wgmma::CONVERTING_SMEM_BYTES as usize,
     };
     // A block that waits for what never comes is found soon.
-    let Pace { ahead, late_warp } = pace;
-    let options = Options { max_warp_instructions: 200_000_000, ahead, late_warp, ..Options::default() };
+    let Pace { ahead, late_rank, late_warp } = pace;
+    let options = Options { max_warp_instructions: 200_000_000, ahead, late_rank, late_warp, ..Options::default() };
     gpu.launch_with("cross_wgmma_fast", size, &params, options);
 
     let exponent = |maximum: Option<i32>| operand_exponent(maximum.unwrap_or(i32::MIN));

@@ -33,7 +33,7 @@ impl Accumulation {
         (passes * shape.k.div_ceil(TILE_K as usize)) as u32
     }
 
-    /// Tensor maps of a product's B for one tile width.
+    /// Tensor maps of a product's B.
     pub(super) fn num_b_maps(self, shape: &ProductShape) -> usize {
         match self {
             Accumulation::Plain => shape.num_segments,

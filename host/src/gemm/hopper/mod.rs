@@ -77,7 +77,7 @@ pub struct HopperPlan {
 impl HopperPlan {
     /// The best schedule that the search finds for `products` (each of them [supported](supports), at most `MAX_PRODUCTS`) on `num_sms` SMs.
     ///
-    /// `None` if the kernel does not take them, or they need more tensor maps than a launch holds, or lists of more than 2^18 tiles.
+    /// `None` if there are less than two SMs, the kernel does not take them, or they need more tensor maps than a launch holds, or lists of more than 2^18 tiles.
     pub fn new(accumulation: Accumulation, products: &[ProductShape], num_sms: usize, k_cuts: KCuts) -> Option<Self> {
         Self::after(accumulation, products, &Lead::none(num_sms), k_cuts)
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use super::Accumulation;
 use crate::gemm::ProductShape;
 
-/// Row blocks whose tiles follow each other before the next column: their A stays in L2 while B goes by.
+/// Row blocks (of `CLUSTER_M` rows) whose tiles follow each other before the next column: their A stays in L2 while B goes by.
 const RASTER_ROWS: usize = 8;
 
 /// How the k-blocks of a tile are cut.
@@ -32,7 +32,7 @@ pub struct Tiling {
     pub widths: Vec<u32>,
     /// How each tile's K is cut.
     pub split: KSplit,
-    /// Last row blocks that are cut into tiles 128 wide instead, so that the ends of the blocks' lists lie closer together.
+    /// Last row blocks (of `CLUSTER_M` rows; an odd 128 rows behind them do not count) that are cut into tiles 128 wide instead, so that the ends of the blocks' lists lie closer together.
     pub narrow_row_blocks: usize,
 }
 

@@ -6,7 +6,7 @@
 //! before the next. Products with MN-major A may ask the device how much of their k counts (`k_limit`).
 //! `cross_wgmma_fast` makes the operands first, operation B's conversion to scaled fp16: [`convert`].
 //!
-//! **Grid.** Any number of clusters of two blocks, one list of [`Item`]s a block; the host makes as many blocks as there are SMs. A launch that converts must be
+//! **Grid.** Any number of clusters of two blocks, one list of [`Item`]s a block; the host makes as many blocks as there are SMs, an even number. A launch that converts must be
 //! cooperative: its blocks wait for each other. In the others they wait for blocks before them alone, see [`Item`]. Deterministic: parts are added in a fixed order;
 //! counts, and maxima of integers, are all that is atomic.
 //!
@@ -25,15 +25,15 @@
 //!
 //! **Shared memory** (bytes; `config::wgmma`): 4 stages of 49,152 (A 16,384, B up to 32,768; a k-block takes one, promoted two: `A_lo` and `B_hi`, then
 //! `A_hi` and `B_lo`) at 0; output chunks `[2 warpgroups][2]` of 8,192 at 196,608; mbarriers `full[4]`, `empty[4]` at 229,376; 229,440 in all.
-//! Converting: mbarriers `full[4]`, `empty[4]` of its ring at 229,440, `converted` at 229,504; maxima of warps `[2 warpgroups][2 sets][8]` words at 229,520,
-//! guesses `[2 warpgroups][2]` at 229,648; 229,664 in all.
+//! Converting: mbarriers `full[4]`, `empty[4]` of its ring at 229,440, `converted` at 229,504; maxima of warps `[2 warpgroups][2 sets][8]` words at 229,568,
+//! guesses `[2 warpgroups][2]` at 229,696; 229,712 in all.
 //!
 //! **Registers.** 168 at launch; 56 for warpgroup 0 and 224 for the consumers after `setmaxnreg` (128 accumulators a thread at width 256;
 //! promoted: 96 and 96 totals at width 192).
 //!
 //! **Preconditions.** `hopper::supports` and the plan's invariants; `params.counters` are zero; tensor maps encoded as the plan says; every
 //! list ends with an item of 0 k-blocks; 229,440 bytes of dynamic shared memory. Converting: the sizes of `config::wgmma::converting`; maxima and
-//! `ready` are zero; 229,664 bytes of dynamic shared memory.
+//! `ready` are zero; 229,712 bytes of dynamic shared memory.
 //!
 //! **Rounding.** bf16 or fp16 operands as they are, exact products, fp32 accumulation (by the matrix units, and over the parts in order,
 //! unscaled: fp16 operands cannot overflow fp32 on the way). Then one exact scaling by a power of two (exact while the result is a normal
@@ -43,8 +43,8 @@
 //! are added to fp32 totals (to nearest) and start from 0 again; parts are totals.
 //! The conversion rounds as [`cross_convert`](crate::kernel::cross_convert) does.
 //!
-//! **Barriers.** A barrier of the cluster at the start, written down in both branches, and one at the end: nobody arrives at a block, or loads into it, that has not
-//! begun or has ended. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
+//! **Barriers.** A barrier of the cluster at the start, written down in both branches, before which nobody arrives at another block or loads into it; the producer
+//! ends when all stages are released, after which nobody does. The others are named barriers of one warpgroup, or of one and its publishing warp. Their code is
 //! uniform for those threads: conditions that differ between lanes are predicates inside asm. [`num_barriers`] counts them all.
 
 use core::arch::asm;
@@ -202,7 +202,7 @@ unsafe fn list<E: Entry>() -> *const Item {
 unsafe fn run<E: Entry>() {
     let t = thread::thread_idx_x();
     // SAFETY: each role below is taken by the threads that its function asks for: `t / 128` and `t / 32` are uniform for a warpgroup and a
-    // warp. All threads of the cluster meet at one barrier, in either branch, and at another one at the end.
+    // warp. All threads of the cluster meet at one barrier, in either branch.
     unsafe {
         // Converting, not by `t`: LLVM would see that the producer is this thread, and copy the cluster's barrier into both branches.
         if (if E::CONVERTS { tid_again() } else { t }) == 0 {
@@ -236,8 +236,6 @@ unsafe fn run<E: Entry>() {
             }
             consume_list::<E>(t, first);
         }
-        // Shared memory must outlive what the other blocks of the cluster do to it.
-        cluster_barrier();
     }
 }
 

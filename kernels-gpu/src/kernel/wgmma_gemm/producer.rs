@@ -22,7 +22,7 @@ const NO_LIMIT: u32 = u32::MAX;
 /// A coordinate that is outside of every tensor along k: their extents are below 2^30.
 const OUTSIDE: u32 = 1 << 30;
 
-/// The producer's walk over the list, whose first item is `item`.
+/// The producer's walk over the list, whose first item is `item`. It ends when nobody arrives at this block any more: the block must not exit before.
 ///
 /// # Safety
 /// One thread of the block; lists and maps are as the plan says.
@@ -49,6 +49,7 @@ pub(super) unsafe fn produce_list<E: Entry>(mut item: Item) {
             produce_item::<E>(&mut ring, &item, loaded_limit, next);
             item = *next;
         }
+        ring.wait_until_released();
     }
 }
 
@@ -244,7 +245,9 @@ unsafe fn load_limited<E: Entry>(ring: &Ring<true>, item: *const Item, block: u3
     // SAFETY: the item's product.
     unsafe {
         let product = || product::<E>(&*item);
-        load(ring.a(), (*item).a_map, TILE_M / 64, (*product()).a_boundary, (*item).m0, TILE_M);
+        // The second tile of a cluster may be past the last row, where A has no boundary.
+        let a_boundary = if (*item).m0 < (*product()).rows { (*product()).a_boundary } else { core::ptr::null() };
+        load(ring.a(), (*item).a_map, TILE_M / 64, a_boundary, (*item).m0, TILE_M);
         load(ring.b(), (*item).b_map, 1, (*product()).b_boundary, (*item).n0, (*item).width);
     }
 }

@@ -38,9 +38,9 @@ const ORDERS: [&str; 6] = ["volatile", "relaxed", "acquire", "release", "acq_rel
 const SCOPES: [&str; 4] = ["cta", "cluster", "gpu", "sys"];
 
 fn space(st: &mut Statement<'_>) -> Space {
-    match st.take_one_of(&["global", "shared", "shared::cta", "param", "param::entry", "const"]) {
+    match st.take_one_of(&["global", "shared", "shared::cta", "shared::cluster", "param", "param::entry", "const"]) {
         Some("global" | "const") => Space::Global,
-        Some("shared" | "shared::cta") => Space::Shared,
+        Some("shared" | "shared::cta" | "shared::cluster") => Space::Shared,
         Some(_) => Space::Param,
         None => Space::Generic,
     }
