@@ -15,7 +15,8 @@ const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// When the blocks of a grid may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// Each as soon as there is room for it, in the order of their numbers. A block may wait for those before it, not for others.
+    /// Each (of a kernel with clusters: each cluster) as soon as there is room for it, in the order of their numbers. A block may wait for those before it and
+    /// of its own cluster, not for others.
     Normal,
     /// As `Normal`, while the launch before still runs, once all of its blocks allow that or have ended: programmatic dependent launch. The kernel waits
     /// itself for what that launch does (`griddepcontrol.wait`). Compute capability 9.0, a driver of CUDA 11.8 or newer; captured into a graph, 12.3.

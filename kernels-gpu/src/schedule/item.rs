@@ -52,8 +52,8 @@ pub mod matrix {
 ///
 /// In each list parts come first, then whole tiles, owners, reduce items (if products have turns: in this order turn by turn, each turn behind
 /// whole tiles of later ones that are done before it can begin, but for reduce items, which are last). Parts wait for no other product. What waits for them stands in lists behind theirs, or in the same: a block that waits keeps its SM, and where
-/// two such launches on different streams each hold some SMs, blocks that have not started find none. The GPU starts blocks in the order of their numbers (CUDA does
-/// not promise it, but look-back scans rely on it too), so those that a block waits for have started, and their parts get done.
+/// two such launches on different streams each hold some SMs, blocks that have not started find none. The GPU starts clusters in the order of their numbers (CUDA does
+/// not promise it, but look-back scans rely on it too), so the blocks that a block waits for have started, and their parts get done.
 ///
 /// Conversion items (`m0`: first row, `k_blocks`: number of rows, not 0) come before all others of a list. Weights and tokens wait for nothing,
 /// scales for weights and tokens, products for all of these; in a list no item stands before one that it waits for. Blocks wait for any others, so such

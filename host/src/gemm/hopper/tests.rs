@@ -371,10 +371,9 @@ fn unsupported_shapes_are_left_to_the_portable_kernel() {
     }
     assert!(HopperPlan::new(Plain, &[], NUM_SMS, KCuts::Allowed).is_none());
     assert!(HopperPlan::new(Plain, &[good], 1, KCuts::Allowed).is_none(), "no cluster");
-    // Five products of three segments each can need more maps than a launch holds; the search avoids that or refuses.
-    if let Some(plan) = HopperPlan::new(Plain, &[good; 5], NUM_SMS, KCuts::Allowed) {
-        check(&plan);
-    }
+    // Five products of three segments each need more maps than a launch holds.
+    assert!(HopperPlan::new(Plain, &[good; 5], NUM_SMS, KCuts::Allowed).is_none());
+    check(&HopperPlan::new(Plain, &[good; 4], NUM_SMS, KCuts::Allowed).unwrap());
     let promoted = ProductShape { k: 373, ..good };
     assert!(supports(Promoted, &promoted) && !supports(Plain, &promoted));
     for bad in [ProductShape { num_segments: 1, ..promoted }, ProductShape { n: 64, ..promoted }] {

@@ -241,7 +241,7 @@ impl fmt::Display for Tiling {
             }
         }
         if self.narrow_row_blocks > 0 {
-            write!(f, " (last {} row blocks 128 wide)", self.narrow_row_blocks)?;
+            write!(f, " (last {} x {CLUSTER_M} rows 128 wide)", self.narrow_row_blocks)?;
         }
         write!(f, ", {}", self.split)
     }
