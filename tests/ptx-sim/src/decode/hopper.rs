@@ -17,7 +17,7 @@ pub(super) fn decode<'a>(body: &mut Body<'a, '_>, st: Statement<'a>) -> Result<(
             operands(body, &st, 3)?;
             let (a, rank) = (body.word(&st.operands[1])?, body.word(&st.operands[2])?);
             let d = body.word_destination(&st.operands[0])?;
-            body.emit(Op::Word2 { f: word2!(|a, rank| in_block(a, rank)), d, a, b: rank });
+            body.emit(Op::Word2 { f: word2!(in_block), d, a, b: rank });
             return Ok(());
         }
         ("mbarrier", _) => Some(mbarrier(body, &st)?),
